@@ -98,7 +98,8 @@ def cc_shared_library_so(name, deps, exports, linkopts = [], **kwargs):
     )
     _cc_binary(
         name = name,
-        deps = deps + [script],
+        deps = deps,
+        additional_linker_inputs = [script],
         linkopts = _LINKOPTS + [
             "-Wl,--version-script,$(location %s)" % script,
             "-Wl,-z,defs",
