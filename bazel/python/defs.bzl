@@ -21,13 +21,21 @@ pytest_test(name, srcs, deps, data, args, size = "medium", tags, shard_count, pe
     shards. `bazel test --test_filter=EXPR` is pytest's -k. A test that needs torch, flax or matplotlib says `peers = True`: it is
     skipped by wildcards without --config=peers. Each test may use one core; say `tags = ["cpu:2"]` for two.
 
+pytest_binary(name, deps, data)
+    pytest itself as a program for `bazel run`, with the packages of pytest_test and `deps` at hand.
+
 py_benchmark(name, main, deps, smoke_args, data)
     Makes the binary `name` and the test `<name>_smoke_test`, which runs the binary with `smoke_args` and --output=FILE and
     demands exit code 0 and at least one measured row and no `error` row in FILE. List the smoke tests in the test_suite
     //tests/benchmarks:smoke, so that `bazel test //tests/...` runs them.
+
+wheel(name, package, top_level, libraries, version_file, floor, readme, license)
+    Packs the py_library `package` and `libraries` into a wheel that plain pip installs. The output is a folder `name` with one
+    file, whose name carries the version and the platform tag that the libraries really need. Equal inputs give equal bytes.
 """
 
 load("@rules_python//python:defs.bzl", _py_binary = "py_binary", _py_library = "py_library", _py_test = "py_test")
+load("//bazel/python/private:wheel.bzl", _wheel = "wheel")
 
 _RUNNER = "//bazel/python/private:pytest_runner.py"
 _SMOKE = "//bazel/python/private:smoke_runner.py"
@@ -39,6 +47,8 @@ _NEEDS_PEERS = select({
     "//bazel/python:with_peers": [],
     "//conditions:default": ["//bazel/python:peers_are_off"],
 })
+
+wheel = _wheel
 
 def py_library(name, **kwargs):
     """See the head of this file.
@@ -108,6 +118,23 @@ def pytest_test(
         target_compatible_with = _NEEDS_PEERS if peers else [],
         env = env,
         **kwargs
+    )
+
+def pytest_binary(name, deps = [], data = []):
+    """See the head of this file.
+
+    Args:
+      name: the target's name.
+      deps: py_library targets.
+      data: files for run time.
+    """
+    _py_binary(
+        name = name,
+        srcs = [_RUNNER],
+        main = _RUNNER,
+        deps = deps + [_TEST],
+        data = data + ["//:pyproject.toml"],
+        testonly = True,
     )
 
 def py_benchmark(name, main, deps = [], smoke_args = [], data = [], size = "medium", tags = []):

@@ -30,9 +30,11 @@ def pip(rctx, python, arguments, what):
     wheelhouse = rctx.os.environ.get("HERMETIC_WHEELHOUSE", "")
     source = []
     if wheelhouse:
-        if not wheelhouse.startswith("/") or not rctx.path(wheelhouse).exists:
-            fail("HERMETIC_WHEELHOUSE is '%s'; it must be the absolute path of a folder of wheels (see docs/build.md)" % wheelhouse)
-        source = ["--no-index", "--find-links=" + wheelhouse]
+        workspace = rctx.path(Label("@//:WORKSPACE")).dirname
+        folder = rctx.path(wheelhouse if wheelhouse.startswith("/") else "%s/%s" % (workspace, wheelhouse))
+        if not folder.exists:
+            fail("HERMETIC_WHEELHOUSE is '%s', which is no folder; fill it with `bazel run //tools:wheelhouse`" % wheelhouse)
+        source = ["--no-index", "--find-links=%s" % folder]
     result = rctx.execute(
         [python, "-m", "pip"] + arguments + source + ["--quiet", "--disable-pip-version-check"],
         timeout = 3600,
