@@ -1,0 +1,147 @@
+// SPDX-License-Identifier: Apache-2.0
+// One block of threads: fibers, their scheduling, and the warp- and block-wide collectives.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "kernels/emulator/device.h"
+#include "kernels/emulator/emulator.h"
+#include "kernels/emulator/fiber.h"
+#include "kernels/emulator/launch.h"
+#include "kernels/emulator/shared_memory.h"
+
+namespace attention::emulator {
+
+inline constexpr int kWarp = 32;
+inline constexpr int kMaxBarriers = 16;
+
+// What a lane can be doing together with the rest of its warp.
+enum class Collective : u8 { kNone, kMma, kLoadMatrices, kShuffle, kBallot, kSyncWarp, kBarrier, kArrive };
+
+const char* name_of(Collective c);
+
+// Operands that a lane leaves when it arrives at a collective.
+struct MmaOperands {
+  float* d;
+  const u32* a;
+  const u32* b;
+};
+struct MatrixOperands {
+  u32* reg;
+  const void* row;
+};
+struct ShuffleOperands {
+  u32 value;
+  int source;
+  u32 result;
+};
+struct VoteOperands {
+  bool predicate;
+  u32 result;
+};
+
+// A copy that has been issued and not waited for.
+struct PendingCopy {
+  void* to;
+  const void* from;
+  int bytes;
+  int valid_bytes;
+};
+
+struct Thread {
+  ThreadState state;
+  Fiber fiber;
+  int lane = 0;
+  int warp = 0;
+  bool exited = false;
+  const u32* awaited = nullptr;  // the word that wait_until_equal looks at
+  u32 awaited_value = 0;
+  std::vector<PendingCopy> copies;      // oldest first
+  std::vector<std::size_t> group_ends;  // copies.size() at each commit
+};
+
+struct Warp {
+  u32 runnable = 0;   // lanes that can go on
+  u32 arrived = 0;    // lanes at the collective that the warp is gathering for
+  u32 exited = 0;     // lanes that have returned from the kernel
+  u32 spinning = 0;   // lanes in wait_until_equal
+  Collective kind = Collective::kNone;
+  u32 detail = 0;     // must be the same in all lanes: barrier id and count, mma shape, ...
+  int waits_at = -1;  // barrier that the complete warp waits for, or -1
+  void* operands[kWarp] = {};
+};
+
+struct Barrier {
+  int expected = 0;  // threads
+  int arrived = 0;
+  bool any = false;  // of the predicates
+  bool result = false;
+  u32 warps = 0;     // that wait
+  VectorClock clock;
+};
+
+enum class Outcome { kFinished, kWaiting, kFailed };
+
+// Runs one block at a time; reused for many.
+class Block {
+ public:
+  Block(const Program& program, const Options& options);
+
+  // Prepares block `index` (x fastest).
+  void start(u64 index);
+  // Runs until the block has finished, or all that is left waits for other blocks, or it did something wrong.
+  Outcome run();
+  const std::string& report() const { return report_; }
+  u64 index() const { return index_; }
+  Counters& counters() { return counters_; }
+
+  // For reports of deadlocks between blocks.
+  std::string describe_waiting() const;
+
+  // ---- called by emulated threads -----------------------------------------------------------------------------------
+  Thread& current() { return *current_; }
+  void collective(Collective kind, u32 detail, void* operands);
+  bool barrier(int id, int threads, bool predicate);
+  void arrive(int id, int threads);
+  void wait_until_equal(const u32* p, u32 value);
+  void issue_copy(const PendingCopy& copy);
+  void commit_copies();
+  void wait_copies(int pending);
+  [[noreturn]] void fail(const std::string& what);
+  SharedMemory& shared() { return shared_; }
+  std::string where() const;  // "block (x, y, z), thread t"
+
+ private:
+  static void thread_main(void* thread);
+  void finish_thread();
+  void block_current();
+  bool pick(int* warp, int* lane);
+  void switch_to(Thread& next);
+  void execute(Warp& warp);
+  void arrive_at_barrier(int warp_index, int id, int threads, bool predicate, bool waits);
+  void release_barrier(Barrier& barrier);
+  std::string describe_deadlock() const;
+  u32 random();
+
+  const Program& program_;
+  const Options& options_;
+  u64 index_ = 0;
+  u32 coordinates_[3] = {0, 0, 0};
+  int warp_count_;
+  std::vector<std::unique_ptr<Thread>> threads_;
+  std::vector<Warp> warps_;
+  Barrier barriers_[kMaxBarriers];
+  Fiber host_;
+  Thread* current_ = nullptr;
+  u32 ready_warps_ = 0;
+  int live_ = 0;
+  bool failed_ = false;
+  std::string report_;
+  u64 random_state_ = 1;
+  SharedMemory shared_;
+  Counters counters_;
+};
+
+}  // namespace attention::emulator

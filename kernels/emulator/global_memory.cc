@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "kernels/emulator/global_memory.h"
+
+#include <algorithm>
+
+namespace attention::emulator {
+
+GlobalMemory& GlobalMemory::instance() {
+  static GlobalMemory memory;
+  return memory;
+}
+
+void GlobalMemory::open(const Session* session) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  sessions_.push_back(session);
+}
+
+void GlobalMemory::close(const Session* session) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  sessions_.erase(std::remove(sessions_.begin(), sessions_.end(), session), sessions_.end());
+  buffers_.erase(std::remove_if(buffers_.begin(), buffers_.end(),
+                                [&](const auto& b) { return b->session == session; }),
+                 buffers_.end());
+}
+
+void GlobalMemory::add(const Session* session, const std::string& name, const void* p, u64 bytes, Access access) {
+  auto buffer = std::make_unique<Buffer>();
+  buffer->session = session;
+  buffer->name = name;
+  buffer->begin = static_cast<const char*>(p);
+  buffer->bytes = bytes;
+  buffer->access = access;
+  if (access != Access::kInput) {
+    buffer->written = std::make_unique<std::atomic<u8>[]>(bytes);
+    for (u64 i = 0; i < bytes; ++i) buffer->written[i].store(0, std::memory_order_relaxed);
+  }
+  std::lock_guard<std::mutex> lock(mutex_);
+  buffers_.push_back(std::move(buffer));
+}
+
+std::string GlobalMemory::unwritten(const Session* session, const std::string& name) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  for (const auto& b : buffers_) {
+    if (b->session != session || b->name != name) continue;
+    if (b->written == nullptr) return name + " is an input";
+    for (u64 i = 0; i < b->bytes; ++i) {
+      if (b->written[i].load(std::memory_order_relaxed) == 0) {
+        return name + ": byte " + std::to_string(i) + " of " + std::to_string(b->bytes) + " was never written";
+      }
+    }
+    return {};
+  }
+  return "no buffer " + name + " in this session";
+}
+
+GlobalMemory::Buffer* GlobalMemory::find(const void* p, int bytes, std::string* wrong) {
+  const char* begin = static_cast<const char*>(p);
+  const Buffer* nearest = nullptr;
+  for (const auto& b : buffers_) {
+    if (begin >= b->begin && begin + bytes <= b->begin + b->bytes) return b.get();
+    if (begin + bytes > b->begin && begin < b->begin + b->bytes + 4096) nearest = b.get();
+  }
+  if (sessions_.empty()) return nullptr;
+  *wrong = "global access of " + std::to_string(bytes) + " bytes outside every registered buffer";
+  if (nearest != nullptr) {
+    *wrong += ": it starts at byte " + std::to_string(begin - nearest->begin) + " of " + nearest->name + ", which has " +
+              std::to_string(nearest->bytes);
+  }
+  return nullptr;
+}
+
+std::string GlobalMemory::read(const void* p, int bytes, bool constant) {
+  std::string wrong;
+  const Buffer* b = find(p, bytes, &wrong);
+  if (b == nullptr || b->access == Access::kInput) return wrong;
+  const char* begin = static_cast<const char*>(p);
+  const std::string place = "byte " + std::to_string(begin - b->begin) + " of " + b->name;
+  if (b->access == Access::kOutput) return "read of " + place + ", which is an output";
+  if (constant) return "global_load_constant of " + place + ", which the grid writes";
+  for (int i = 0; i < bytes; ++i) {
+    if (b->written[begin - b->begin + i].load(std::memory_order_acquire) == 0) {
+      return "read of " + place + ", which nothing has written";
+    }
+  }
+  return {};
+}
+
+std::string GlobalMemory::write(const void* p, int bytes) {
+  std::string wrong;
+  Buffer* b = find(p, bytes, &wrong);
+  if (b == nullptr) return wrong;
+  const char* begin = static_cast<const char*>(p);
+  const std::string place = "byte " + std::to_string(begin - b->begin) + " of " + b->name;
+  if (b->access == Access::kInput) return "write to " + place + ", which is an input";
+  for (int i = 0; i < bytes; ++i) {
+    const u8 before = b->written[begin - b->begin + i].exchange(1, std::memory_order_acq_rel);
+    if (before != 0 && b->access == Access::kOutput) return place + " is written twice";
+  }
+  return {};
+}
+
+std::string GlobalMemory::atomic(const void* p) {
+  std::string wrong;
+  const Buffer* b = find(p, 4, &wrong);
+  if (b == nullptr || b->access == Access::kWorkspace) return wrong;
+  return "atomic access to " + b->name + ", which is no workspace";
+}
+
+void GlobalMemory::zeroed(const void* p, u64 bytes) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  const char* begin = static_cast<const char*>(p);
+  for (const auto& b : buffers_) {
+    if (b->access != Access::kWorkspace) continue;
+    for (u64 i = 0; i < b->bytes; ++i) {
+      if (b->begin + i >= begin && b->begin + i < begin + bytes) b->written[i].store(1, std::memory_order_release);
+    }
+  }
+}
+
+Session::Session() { GlobalMemory::instance().open(this); }
+Session::~Session() { GlobalMemory::instance().close(this); }
+
+void Session::add(const std::string& name, const void* p, std::uint64_t bytes, Access access) {
+  GlobalMemory::instance().add(this, name, p, bytes, access);
+}
+
+std::string Session::unwritten(const std::string& name) const {
+  return GlobalMemory::instance().unwritten(this, name);
+}
+
+}  // namespace attention::emulator

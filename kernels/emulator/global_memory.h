@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// The registered buffers of a run: bounds, write-once outputs, and reads of what nothing wrote.
+#pragma once
+
+#include <atomic>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "kernels/common/types.h"
+#include "kernels/emulator/emulator.h"
+
+namespace attention::emulator {
+
+class GlobalMemory {
+ public:
+  static GlobalMemory& instance();
+
+  void open(const Session* session);
+  void close(const Session* session);
+  void add(const Session* session, const std::string& name, const void* p, u64 bytes, Access access);
+  std::string unwritten(const Session* session, const std::string& name);
+
+  // Each returns an empty string, or what is wrong with the access. Called by several host threads at once.
+  std::string read(const void* p, int bytes, bool constant);
+  std::string write(const void* p, int bytes);
+  std::string atomic(const void* p);
+  // Host-side memset: makes workspace bytes readable.
+  void zeroed(const void* p, u64 bytes);
+
+ private:
+  struct Buffer {
+    const Session* session;
+    std::string name;
+    const char* begin;
+    u64 bytes;
+    Access access;
+    std::unique_ptr<std::atomic<u8>[]> written;  // a byte each; none for inputs
+  };
+
+  Buffer* find(const void* p, int bytes, std::string* wrong);
+
+  std::mutex mutex_;  // guards changes; runs only read the list, and sessions do not change during one
+  std::vector<const Session*> sessions_;
+  std::vector<std::unique_ptr<Buffer>> buffers_;
+};
+
+}  // namespace attention::emulator
