@@ -24,14 +24,22 @@ std::string hex(u32 mask) {
 
 const char* name_of(Collective c) {
   switch (c) {
-    case Collective::kNone: return "nothing";
-    case Collective::kMma: return "mma";
-    case Collective::kLoadMatrices: return "ldmatrix";
-    case Collective::kShuffle: return "a shuffle";
-    case Collective::kBallot: return "a vote";
-    case Collective::kSyncWarp: return "sync_warp";
-    case Collective::kBarrier: return "a barrier";
-    case Collective::kArrive: return "named_arrive";
+    case Collective::kNone:
+      return "nothing";
+    case Collective::kMma:
+      return "mma";
+    case Collective::kLoadMatrices:
+      return "ldmatrix";
+    case Collective::kShuffle:
+      return "a shuffle";
+    case Collective::kBallot:
+      return "a vote";
+    case Collective::kSyncWarp:
+      return "sync_warp";
+    case Collective::kBarrier:
+      return "a barrier";
+    case Collective::kArrive:
+      return "named_arrive";
   }
   return "?";
 }
@@ -63,7 +71,8 @@ void Block::start(u64 index) {
   report_.clear();
   failed_ = false;
   live_ = program_.threads;
-  // splitmix64 of seed and index: every block of a random schedule has an order of its own, on any host thread.
+  // splitmix64 of seed and index: every block of a random schedule has an order of its own, on any
+  // host thread.
   random_state_ = (options_.seed + 1) * 0x9e3779b97f4a7c15u + index * 0xbf58476d1ce4e5b9u;
   shared_.reset();
   for (Barrier& b : barriers_) b = Barrier{};
@@ -83,8 +92,8 @@ void Block::start(u64 index) {
 }
 
 std::string Block::where() const {
-  std::string text = "block (" + std::to_string(coordinates_[0]) + ", " + std::to_string(coordinates_[1]) + ", " +
-                     std::to_string(coordinates_[2]) + ")";
+  std::string text = "block (" + std::to_string(coordinates_[0]) + ", " +
+                     std::to_string(coordinates_[1]) + ", " + std::to_string(coordinates_[2]) + ")";
   if (current_ != nullptr) {
     text += ", warp " + std::to_string(current_->warp) + ", lane " + std::to_string(current_->lane);
   }
@@ -98,7 +107,8 @@ u32 Block::random() {
   return static_cast<u32>((z ^ (z >> 31)) >> 32);
 }
 
-// ---- scheduling -----------------------------------------------------------------------------------------------------
+// ---- scheduling
+// -----------------------------------------------------------------------------------------------------
 
 namespace {
 
@@ -116,17 +126,27 @@ bool Block::pick(int* warp, int* lane) {
   if (ready_warps_ == 0) return false;
   int w = 0;
   switch (options_.schedule) {
-    case Schedule::kForward: w = lowest(ready_warps_); break;
-    case Schedule::kReverse: w = highest(ready_warps_); break;
+    case Schedule::kForward:
+      w = lowest(ready_warps_);
+      break;
+    case Schedule::kReverse:
+      w = highest(ready_warps_);
+      break;
     case Schedule::kRandom:
       w = nth_set(ready_warps_, random() % static_cast<u32>(__builtin_popcount(ready_warps_)));
       break;
   }
   const u32 lanes = warps_[static_cast<std::size_t>(w)].runnable;
   switch (options_.schedule) {
-    case Schedule::kForward: *lane = lowest(lanes); break;
-    case Schedule::kReverse: *lane = highest(lanes); break;
-    case Schedule::kRandom: *lane = nth_set(lanes, random() % static_cast<u32>(__builtin_popcount(lanes))); break;
+    case Schedule::kForward:
+      *lane = lowest(lanes);
+      break;
+    case Schedule::kReverse:
+      *lane = highest(lanes);
+      break;
+    case Schedule::kRandom:
+      *lane = nth_set(lanes, random() % static_cast<u32>(__builtin_popcount(lanes)));
+      break;
   }
   *warp = w;
   return true;
@@ -206,7 +226,8 @@ void Block::thread_main(void* argument) {
 
 void Block::finish_thread() {
   Thread& me = *current_;
-  if (!me.copies.empty()) fail("returns with asynchronous copies in flight: async_wait<0> is missing");
+  if (!me.copies.empty())
+    fail("returns with asynchronous copies in flight: async_wait<0> is missing");
   me.exited = true;
   Warp& warp = warps_[static_cast<std::size_t>(me.warp)];
   warp.exited |= 1u << me.lane;
@@ -232,7 +253,8 @@ void Block::fail(const std::string& what) {
   __builtin_unreachable();
 }
 
-// ---- collectives ----------------------------------------------------------------------------------------------------
+// ---- collectives
+// ----------------------------------------------------------------------------------------------------
 
 void Block::collective(Collective kind, u32 detail, void* operands) {
   Thread& me = *current_;
@@ -242,9 +264,11 @@ void Block::collective(Collective kind, u32 detail, void* operands) {
     warp.kind = kind;
     warp.detail = detail;
   } else if (warp.kind != kind || warp.detail != detail) {
-    std::string what = "divergence: lanes " + hex(warp.arrived) + " are at " + name_of(warp.kind) + ", this lane at ";
-    what += warp.kind == kind ? std::string("another ") + name_of(kind) + " (other operand sizes or barrier)"
-                              : std::string(name_of(kind));
+    std::string what = "divergence: lanes " + hex(warp.arrived) + " are at " + name_of(warp.kind) +
+                       ", this lane at ";
+    what += warp.kind == kind
+                ? std::string("another ") + name_of(kind) + " (other operand sizes or barrier)"
+                : std::string(name_of(kind));
     fail(what);
   }
   warp.operands[me.lane] = operands;
@@ -273,7 +297,8 @@ void Block::collective(Collective kind, u32 detail, void* operands) {
 void Block::execute(Warp& warp) {
   const int index = current_->warp;
   switch (warp.kind) {
-    case Collective::kNone: break;
+    case Collective::kNone:
+      break;
     case Collective::kMma: {
       const auto input = static_cast<MmaInput>(warp.detail & 0xffu);
       const int count = static_cast<int>(warp.detail >> 8);
@@ -286,22 +311,30 @@ void Block::execute(Warp& warp) {
         for (int lane = 0; lane < kWarp; ++lane) {
           const void* row = static_cast<MatrixOperands*>(warp.operands[lane])->row;
           std::string wrong = shared_.read(row, 16, index, kAllLanes);
-          if (!wrong.empty()) fail("ldmatrix, row address of lane " + std::to_string(lane) + ": " + wrong);
+          if (!wrong.empty())
+            fail("ldmatrix, row address of lane " + std::to_string(lane) + ": " + wrong);
         }
         counters_.ldmatrix_conflicts += static_cast<u64>(matrix_conflicts(warp.operands));
       }
       load_matrices(warp.detail != 0, warp.operands);
       ++counters_.ldmatrix;
       break;
-    case Collective::kShuffle: exchange(warp.operands); break;
-    case Collective::kBallot: vote(warp.operands); break;
-    case Collective::kSyncWarp: shared_.advance(index); break;
+    case Collective::kShuffle:
+      exchange(warp.operands);
+      break;
+    case Collective::kBallot:
+      vote(warp.operands);
+      break;
+    case Collective::kSyncWarp:
+      shared_.advance(index);
+      break;
     case Collective::kBarrier:
     case Collective::kArrive: {
       bool any = false;
-      for (void* operands : warp.operands) any = any || static_cast<VoteOperands*>(operands)->predicate;
-      arrive_at_barrier(index, static_cast<int>(warp.detail & 0xffu), static_cast<int>(warp.detail >> 8), any,
-                        warp.kind == Collective::kBarrier);
+      for (void* operands : warp.operands)
+        any = any || static_cast<VoteOperands*>(operands)->predicate;
+      arrive_at_barrier(index, static_cast<int>(warp.detail & 0xffu),
+                        static_cast<int>(warp.detail >> 8), any, warp.kind == Collective::kBarrier);
       break;
     }
   }
@@ -325,7 +358,8 @@ void Block::arrive_at_barrier(int warp_index, int id, int threads, bool predicat
     warp.waits_at = id;
   }
   if (barrier.arrived > expected) {
-    fail("barrier " + std::to_string(id) + ": more than " + std::to_string(expected) + " threads arrived");
+    fail("barrier " + std::to_string(id) + ": more than " + std::to_string(expected) +
+         " threads arrived");
   }
   if (barrier.arrived == expected) release_barrier(barrier);
 }
@@ -340,7 +374,8 @@ void Block::release_barrier(Barrier& barrier) {
     warp.waits_at = -1;
     warp.runnable = kFullMask;
     ready_warps_ |= 1u << w;
-    for (void* operands : warp.operands) static_cast<VoteOperands*>(operands)->result = barrier.any ? 1 : 0;
+    for (void* operands : warp.operands)
+      static_cast<VoteOperands*>(operands)->result = barrier.any ? 1 : 0;
   }
   barrier = Barrier{};
 }
@@ -351,7 +386,8 @@ bool Block::barrier(int id, int threads, bool predicate) {
          " threads: ids are 0 to 15, threads a multiple of 32");
   }
   VoteOperands operands{predicate, 0};
-  collective(Collective::kBarrier, static_cast<u32>(id) | static_cast<u32>(threads) << 8, &operands);
+  collective(Collective::kBarrier, static_cast<u32>(id) | static_cast<u32>(threads) << 8,
+             &operands);
   return operands.result != 0;
 }
 
@@ -373,7 +409,8 @@ void Block::wait_until_equal(const u32* p, u32 value) {
   block_current();
 }
 
-// ---- asynchronous copies --------------------------------------------------------------------------------------------
+// ---- asynchronous copies
+// --------------------------------------------------------------------------------------------
 
 void Block::issue_copy(const PendingCopy& copy) {
   Thread& me = *current_;
@@ -389,7 +426,8 @@ void Block::issue_copy(const PendingCopy& copy) {
 
 void Block::commit_copies() { current_->group_ends.push_back(current_->copies.size()); }
 
-// Copies happen as late as they may: a wait that is missing or that allows one group too many leaves NaN behind.
+// Copies happen as late as they may: a wait that is missing or that allows one group too many
+// leaves NaN behind.
 void Block::wait_copies(int pending) {
   Thread& me = *current_;
   const std::size_t groups = me.group_ends.size();
@@ -402,15 +440,18 @@ void Block::wait_copies(int pending) {
       if (options_.checked) check_global_read(c.from, c.valid_bytes, false);
       std::memcpy(c.to, c.from, static_cast<std::size_t>(c.valid_bytes));
     }
-    std::memset(static_cast<char*>(c.to) + c.valid_bytes, 0, static_cast<std::size_t>(c.bytes - c.valid_bytes));
+    std::memset(static_cast<char*>(c.to) + c.valid_bytes, 0,
+                static_cast<std::size_t>(c.bytes - c.valid_bytes));
     if (options_.checked) shared_.end_copy(c.to, c.bytes, me.warp, me.lane);
   }
   me.copies.erase(me.copies.begin(), me.copies.begin() + static_cast<std::ptrdiff_t>(done));
-  me.group_ends.erase(me.group_ends.begin(), me.group_ends.begin() + static_cast<std::ptrdiff_t>(done_groups));
+  me.group_ends.erase(me.group_ends.begin(),
+                      me.group_ends.begin() + static_cast<std::ptrdiff_t>(done_groups));
   for (std::size_t& end : me.group_ends) end -= done;
 }
 
-// ---- reports --------------------------------------------------------------------------------------------------------
+// ---- reports
+// --------------------------------------------------------------------------------------------------------
 
 std::string Block::describe_deadlock() const {
   std::string text = where() + ": deadlock";
@@ -420,8 +461,8 @@ std::string Block::describe_deadlock() const {
     text += "; warp " + std::to_string(i) + ": ";
     if (w.waits_at >= 0) {
       const Barrier& b = barriers_[w.waits_at];
-      text += "waits at barrier " + std::to_string(w.waits_at) + ", where " + std::to_string(b.arrived) + " of " +
-              std::to_string(b.expected) + " threads arrived";
+      text += "waits at barrier " + std::to_string(w.waits_at) + ", where " +
+              std::to_string(b.arrived) + " of " + std::to_string(b.expected) + " threads arrived";
     } else {
       text += "lanes " + hex(w.arrived) + " wait at " + name_of(w.kind);
       if (w.exited != 0) text += ", lanes " + hex(w.exited) + " have returned";
@@ -431,12 +472,12 @@ std::string Block::describe_deadlock() const {
 }
 
 std::string Block::describe_waiting() const {
-  std::string text = "block (" + std::to_string(coordinates_[0]) + ", " + std::to_string(coordinates_[1]) + ", " +
-                     std::to_string(coordinates_[2]) + ")";
+  std::string text = "block (" + std::to_string(coordinates_[0]) + ", " +
+                     std::to_string(coordinates_[1]) + ", " + std::to_string(coordinates_[2]) + ")";
   for (const auto& t : threads_) {
     if (t->awaited == nullptr) continue;
-    return text + " waits for a counter to become " + std::to_string(t->awaited_value) + ", it is " +
-           std::to_string(__atomic_load_n(t->awaited, __ATOMIC_ACQUIRE));
+    return text + " waits for a counter to become " + std::to_string(t->awaited_value) +
+           ", it is " + std::to_string(__atomic_load_n(t->awaited, __ATOMIC_ACQUIRE));
   }
   return text;
 }

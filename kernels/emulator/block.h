@@ -18,7 +18,16 @@ inline constexpr int kWarp = 32;
 inline constexpr int kMaxBarriers = 16;
 
 // What a lane can be doing together with the rest of its warp.
-enum class Collective : u8 { kNone, kMma, kLoadMatrices, kShuffle, kBallot, kSyncWarp, kBarrier, kArrive };
+enum class Collective : u8 {
+  kNone,
+  kMma,
+  kLoadMatrices,
+  kShuffle,
+  kBallot,
+  kSyncWarp,
+  kBarrier,
+  kArrive
+};
 
 const char* name_of(Collective c);
 
@@ -63,10 +72,10 @@ struct Thread {
 };
 
 struct Warp {
-  u32 runnable = 0;   // lanes that can go on
-  u32 arrived = 0;    // lanes at the collective that the warp is gathering for
-  u32 exited = 0;     // lanes that have returned from the kernel
-  u32 spinning = 0;   // lanes in wait_until_equal
+  u32 runnable = 0;  // lanes that can go on
+  u32 arrived = 0;   // lanes at the collective that the warp is gathering for
+  u32 exited = 0;    // lanes that have returned from the kernel
+  u32 spinning = 0;  // lanes in wait_until_equal
   Collective kind = Collective::kNone;
   u32 detail = 0;     // must be the same in all lanes: barrier id and count, mma shape, ...
   int waits_at = -1;  // barrier that the complete warp waits for, or -1
@@ -78,7 +87,7 @@ struct Barrier {
   int arrived = 0;
   bool any = false;  // of the predicates
   bool result = false;
-  u32 warps = 0;     // that wait
+  u32 warps = 0;  // that wait
   VectorClock clock;
 };
 
@@ -91,7 +100,8 @@ class Block {
 
   // Prepares block `index` (x fastest).
   void start(u64 index);
-  // Runs until the block has finished, or all that is left waits for other blocks, or it did something wrong.
+  // Runs until the block has finished, or all that is left waits for other blocks, or it did
+  // something wrong.
   Outcome run();
   const std::string& report() const { return report_; }
   u64 index() const { return index_; }
@@ -100,7 +110,8 @@ class Block {
   // For reports of deadlocks between blocks.
   std::string describe_waiting() const;
 
-  // ---- called by emulated threads -----------------------------------------------------------------------------------
+  // ---- called by emulated threads
+  // -----------------------------------------------------------------------------------
   Thread& current() { return *current_; }
   void collective(Collective kind, u32 detail, void* operands);
   bool barrier(int id, int threads, bool predicate);

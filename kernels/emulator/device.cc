@@ -17,9 +17,10 @@ void require(const std::string& wrong) {
 }  // namespace
 
 void report_misaligned(const void* p, int bytes, const char* what) {
-  block().fail(std::string("misaligned ") + what + " of " + std::to_string(bytes) + " bytes: address modulo " +
-               std::to_string(bytes) + " is " +
-               std::to_string(reinterpret_cast<std::uintptr_t>(p) % static_cast<std::uintptr_t>(bytes)));
+  block().fail(
+      std::string("misaligned ") + what + " of " + std::to_string(bytes) +
+      " bytes: address modulo " + std::to_string(bytes) + " is " +
+      std::to_string(reinterpret_cast<std::uintptr_t>(p) % static_cast<std::uintptr_t>(bytes)));
 }
 
 void check_shared_read(const void* p, int bytes) {
@@ -44,6 +45,13 @@ void* shared_take(int index, int bytes, int used) {
   return p;
 }
 
+void require_stages(int count, int limit) {
+  if (count < 1 || count > limit) {
+    block().fail("a ring of " + std::to_string(count) + " stages: 1 to " + std::to_string(limit) +
+                 " are possible");
+  }
+}
+
 void async_copy(void* to, const void* from, int bytes, int valid_bytes) {
   require_aligned(to, bytes, "asynchronous copy to shared memory");
   require_aligned(from, bytes, "asynchronous copy from global memory");
@@ -59,7 +67,8 @@ void async_wait(int pending) { block().wait_copies(pending); }
 
 void mma(MmaInput input, int count, float* d, const u32* a, const u32* b) {
   MmaOperands operands{d, a, b};
-  block().collective(Collective::kMma, static_cast<u32>(input) | static_cast<u32>(count) << 8, &operands);
+  block().collective(Collective::kMma, static_cast<u32>(input) | static_cast<u32>(count) << 8,
+                     &operands);
 }
 
 void load_matrices(u32* reg, const void* row, bool transposed) {
@@ -82,7 +91,9 @@ u32 ballot(bool predicate) {
 
 void sync_warp() { block().collective(Collective::kSyncWarp, 0, nullptr); }
 
-bool block_barrier(int id, int threads, bool predicate) { return block().barrier(id, threads, predicate); }
+bool block_barrier(int id, int threads, bool predicate) {
+  return block().barrier(id, threads, predicate);
+}
 void barrier_arrive(int id, int threads) { block().arrive(id, threads); }
 
 u32 atomic_add(u32* p, u32 x) {

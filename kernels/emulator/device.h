@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the tile layer calls when kernel source is compiled for the host. Each function acts for the emulated CUDA thread
-// that runs right now.
+// What the tile layer calls when kernel source is compiled for the host. Each function acts for the
+// emulated CUDA thread that runs right now.
 #pragma once
 
 #include <cstdint>
@@ -26,7 +26,8 @@ extern thread_local ThreadState* current_thread __attribute__((tls_model("initia
 
 inline ThreadState& self() { return *current_thread; }
 
-// ---- memory ---------------------------------------------------------------------------------------------------------
+// ---- memory
+// ---------------------------------------------------------------------------------------------------------
 
 // Cold paths of the accessors below; `what` names the kind of access in a report.
 void report_misaligned(const void* p, int bytes, const char* what);
@@ -71,18 +72,23 @@ inline void shared_write(void* to, const void* from, int bytes) {
   std::memcpy(to, from, bytes);
 }
 
-// The `index`-th take of this thread: `bytes` of the block's shared memory, of which `used` may be touched.
+// The `index`-th take of this thread: `bytes` of the block's shared memory, of which `used` may be
+// touched.
 void* shared_take(int index, int bytes, int used);
+// Fails unless 1 <= count <= limit.
+void require_stages(int count, int limit);
 
 void async_copy(void* to, const void* from, int bytes, int valid_bytes);
 void async_commit();
 void async_wait(int pending);
 
-// ---- collectives ----------------------------------------------------------------------------------------------------
+// ---- collectives
+// ----------------------------------------------------------------------------------------------------
 
 enum class MmaInput : u32 { kBf16, kF16, kTf32 };
 
-// d[j] += a * b[j] for `count` blocks: d has 4 floats a block, a 4 registers, b 2 registers a block.
+// d[j] += a * b[j] for `count` blocks: d has 4 floats a block, a 4 registers, b 2 registers a
+// block.
 void mma(MmaInput input, int count, float* d, const u32* a, const u32* b);
 void load_matrices(u32* reg, const void* row, bool transposed);
 u32 shuffle(u32 value, int source_lane);
@@ -92,7 +98,8 @@ void sync_warp();
 bool block_barrier(int id, int threads, bool predicate);
 void barrier_arrive(int id, int threads);
 
-// ---- between blocks -------------------------------------------------------------------------------------------------
+// ---- between blocks
+// -------------------------------------------------------------------------------------------------
 
 u32 atomic_add(u32* p, u32 x);
 void fence_grid();

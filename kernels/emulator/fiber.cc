@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fiber switch: a few instructions on x86-64, ucontext elsewhere, with annotations for AddressSanitizer.
+// Fiber switch: a few instructions on x86-64, ucontext elsewhere, with annotations for
+// AddressSanitizer.
 #include "kernels/emulator/fiber.h"
 
 #include <sys/mman.h>
@@ -14,17 +15,21 @@
 namespace attention::emulator {
 namespace {
 
-// Memory is only committed where it is touched. An instrumented or unoptimised kernel needs far more than an optimised one.
-constexpr std::size_t kStackBytes = ATTENTION_ASAN ? (std::size_t{1} << 20) : (std::size_t{256} << 10);
+// Memory is only committed where it is touched. An instrumented or unoptimised kernel needs far
+// more than an optimised one.
+constexpr std::size_t kStackBytes =
+    ATTENTION_ASAN ? (std::size_t{1} << 20) : (std::size_t{256} << 10);
 
-// The fiber that the latest switch leaves and the one that it enters: what the code after a switch cannot know otherwise.
+// The fiber that the latest switch leaves and the one that it enters: what the code after a switch
+// cannot know otherwise.
 thread_local Fiber* entering = nullptr;
 thread_local Fiber* leaving = nullptr;
 
 }  // namespace
 
 #if defined(__x86_64__)
-// Saves the callee-saved registers on the old stack, its stack pointer in *save, and continues on the new stack.
+// Saves the callee-saved registers on the old stack, its stack pointer in *save, and continues on
+// the new stack.
 extern "C" void attention_emulator_switch(void** save, void* load);
 asm(R"(
 .text
@@ -60,7 +65,8 @@ void Fiber::allocate(int index) {
   const std::size_t page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
   stack_bytes_ = kStackBytes;
   mapping_bytes_ = stack_bytes_ + page;
-  void* p = mmap(nullptr, mapping_bytes_, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+  void* p = mmap(nullptr, mapping_bytes_, PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
   if (p == MAP_FAILED) throw std::bad_alloc();
   mapping_ = static_cast<char*>(p);
   // Guard page: an overflow faults instead of damaging a neighbour.
@@ -95,7 +101,9 @@ void Fiber::prepare(void (*entry)(void*), void* argument) {
   unpoison(stack_, stack_bytes_);  // abandoned frames leave their red zones behind
 #if defined(__x86_64__)
   // As after a call: the stack pointer is 8 modulo 16 when the trampoline starts.
-  auto top = (reinterpret_cast<std::uintptr_t>(stack_ + stack_bytes_ - stagger_) & ~std::uintptr_t{15}) - 64;
+  auto top =
+      (reinterpret_cast<std::uintptr_t>(stack_ + stack_bytes_ - stagger_) & ~std::uintptr_t{15}) -
+      64;
   auto* frame = reinterpret_cast<std::uintptr_t*>(top);
   for (int i = 0; i < 6; ++i) frame[i] = 0;
   frame[6] = reinterpret_cast<std::uintptr_t>(&Fiber::trampoline);
@@ -118,7 +126,7 @@ void Fiber::switch_to(Fiber& from, Fiber& to, bool final) {
                                  to.stack_ != nullptr ? to.stack_ : to.host_bottom_,
                                  to.stack_ != nullptr ? to.stack_bytes_ : to.host_bytes_);
 #else
-  (void)final;
+  (void) final;
 #endif
 #if defined(__x86_64__)
   attention_emulator_switch(&from.sp_, to.sp_);

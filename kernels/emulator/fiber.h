@@ -21,11 +21,13 @@ class Fiber {
   // Gives the fiber a stack; `index` staggers it against its neighbours. Throws std::bad_alloc.
   void allocate(int index);
 
-  // Makes the next switch to this fiber call entry(argument) on an empty stack. entry must not return; it ends by a switch
-  // with `final` set. Whatever the fiber ran before is abandoned: no destructor runs.
+  // Makes the next switch to this fiber call entry(argument) on an empty stack. entry must not
+  // return; it ends by a switch with `final` set. Whatever the fiber ran before is abandoned: no
+  // destructor runs.
   void prepare(void (*entry)(void*), void* argument);
 
-  // Continues `to`; returns when something switches back to `from`. final: `from` will not run again before prepare.
+  // Continues `to`; returns when something switches back to `from`. final: `from` will not run
+  // again before prepare.
   static void switch_to(Fiber& from, Fiber& to, bool final = false);
 
  private:
@@ -44,8 +46,9 @@ class Fiber {
 #else
   ucontext_t context_;
 #endif
-  void* fake_stack_ = nullptr;          // of AddressSanitizer
-  const void* host_bottom_ = nullptr;   // bounds of a host thread's stack, learnt by the first switch away from it
+  void* fake_stack_ = nullptr;  // of AddressSanitizer
+  const void* host_bottom_ =
+      nullptr;  // bounds of a host thread's stack, learnt by the first switch away from it
   std::size_t host_bytes_ = 0;
 };
 

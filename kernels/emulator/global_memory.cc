@@ -23,7 +23,8 @@ void GlobalMemory::close(const Session* session) {
                  buffers_.end());
 }
 
-void GlobalMemory::add(const Session* session, const std::string& name, const void* p, u64 bytes, Access access) {
+void GlobalMemory::add(const Session* session, const std::string& name, const void* p, u64 bytes,
+                       Access access) {
   auto buffer = std::make_unique<Buffer>();
   buffer->session = session;
   buffer->name = name;
@@ -45,7 +46,8 @@ std::string GlobalMemory::unwritten(const Session* session, const std::string& n
     if (b->written == nullptr) return name + " is an input";
     for (u64 i = 0; i < b->bytes; ++i) {
       if (b->written[i].load(std::memory_order_relaxed) == 0) {
-        return name + ": byte " + std::to_string(i) + " of " + std::to_string(b->bytes) + " was never written";
+        return name + ": byte " + std::to_string(i) + " of " + std::to_string(b->bytes) +
+               " was never written";
       }
     }
     return {};
@@ -63,8 +65,8 @@ GlobalMemory::Buffer* GlobalMemory::find(const void* p, int bytes, std::string* 
   if (sessions_.empty()) return nullptr;
   *wrong = "global access of " + std::to_string(bytes) + " bytes outside every registered buffer";
   if (nearest != nullptr) {
-    *wrong += ": it starts at byte " + std::to_string(begin - nearest->begin) + " of " + nearest->name + ", which has " +
-              std::to_string(nearest->bytes);
+    *wrong += ": it starts at byte " + std::to_string(begin - nearest->begin) + " of " +
+              nearest->name + ", which has " + std::to_string(nearest->bytes);
   }
   return nullptr;
 }
@@ -112,7 +114,8 @@ void GlobalMemory::zeroed(const void* p, u64 bytes) {
   for (const auto& b : buffers_) {
     if (b->access != Access::kWorkspace) continue;
     for (u64 i = 0; i < b->bytes; ++i) {
-      if (b->begin + i >= begin && b->begin + i < begin + bytes) b->written[i].store(1, std::memory_order_release);
+      if (b->begin + i >= begin && b->begin + i < begin + bytes)
+        b->written[i].store(1, std::memory_order_release);
     }
   }
 }

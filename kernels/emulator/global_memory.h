@@ -19,10 +19,12 @@ class GlobalMemory {
 
   void open(const Session* session);
   void close(const Session* session);
-  void add(const Session* session, const std::string& name, const void* p, u64 bytes, Access access);
+  void add(const Session* session, const std::string& name, const void* p, u64 bytes,
+           Access access);
   std::string unwritten(const Session* session, const std::string& name);
 
-  // Each returns an empty string, or what is wrong with the access. Called by several host threads at once.
+  // Each returns an empty string, or what is wrong with the access. Called by several host threads
+  // at once.
   std::string read(const void* p, int bytes, bool constant);
   std::string write(const void* p, int bytes);
   std::string atomic(const void* p);
@@ -41,7 +43,8 @@ class GlobalMemory {
 
   Buffer* find(const void* p, int bytes, std::string* wrong);
 
-  std::mutex mutex_;  // guards changes; runs only read the list, and sessions do not change during one
+  std::mutex
+      mutex_;  // guards changes; runs only read the list, and sessions do not change during one
   std::vector<const Session*> sessions_;
   std::vector<std::unique_ptr<Buffer>> buffers_;
 };

@@ -44,8 +44,8 @@ struct Grid {
   std::atomic<bool> stop{false};
   std::mutex mutex;
   std::string report;
-  int idle = 0;            // host threads that found nothing to do since...
-  u64 idle_finished = 0;   // ...this many blocks had finished
+  int idle = 0;           // host threads that found nothing to do since...
+  u64 idle_finished = 0;  // ...this many blocks had finished
 
   void fail(const std::string& what) {
     std::lock_guard<std::mutex> lock(mutex);
@@ -97,8 +97,8 @@ void work(Grid& grid, int threads) {
         break;
     }
     if (unlucky <= waiting.size() || waiting.empty()) continue;
-    // All blocks of this host thread wait. When all host threads are in this state and no block has finished since, nothing
-    // can ever change.
+    // All blocks of this host thread wait. When all host threads are in this state and no block has
+    // finished since, nothing can ever change.
     std::lock_guard<std::mutex> lock(grid.mutex);
     const u64 finished = grid.finished;
     if (!counted_idle || seen_finished != finished) {
@@ -113,8 +113,8 @@ void work(Grid& grid, int threads) {
       unlucky = 0;
     } else if (grid.idle >= threads) {
       if (grid.report.empty()) {
-        grid.report = "deadlock between blocks: " + std::to_string(waiting.size()) + " wait for others; " +
-                      waiting.front()->describe_waiting();
+        grid.report = "deadlock between blocks: " + std::to_string(waiting.size()) +
+                      " wait for others; " + waiting.front()->describe_waiting();
       }
       grid.stop = true;
     } else {

@@ -14,8 +14,8 @@ struct Program {
   void (*run)(const void* params) = nullptr;  // the kernel, called once by every emulated thread
 };
 
-// Runs all blocks and returns nullptr, or a report of what the kernel did wrong; the text is valid until the next run that
-// this host thread starts. Options come from emulator.h.
+// Runs all blocks and returns nullptr, or a report of what the kernel did wrong; the text is valid
+// until the next run that this host thread starts. Options come from emulator.h.
 const char* run(const Program& program);
 
 // memset to 0 that the checks know of.

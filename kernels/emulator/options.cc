@@ -24,8 +24,10 @@ State& state() {
   return s;
 }
 
-bool parse_number(const std::string& text, std::uint64_t low, std::uint64_t high, std::uint64_t* value) {
-  if (text.empty() || text.size() > 19 || text.find_first_not_of("0123456789") != std::string::npos) return false;
+bool parse_number(const std::string& text, std::uint64_t low, std::uint64_t high,
+                  std::uint64_t* value) {
+  if (text.empty() || text.size() > 19 || text.find_first_not_of("0123456789") != std::string::npos)
+    return false;
   *value = std::strtoull(text.c_str(), nullptr, 10);
   return low <= *value && *value <= high;
 }
@@ -38,7 +40,8 @@ std::string parse_options(const std::string& text, Options* options) {
   while (std::getline(stream, entry, ',')) {
     const std::size_t equals = entry.find('=');
     const std::string name = entry.substr(0, equals);
-    const std::string value = equals == std::string::npos ? std::string() : entry.substr(equals + 1);
+    const std::string value =
+        equals == std::string::npos ? std::string() : entry.substr(equals + 1);
     std::uint64_t number = 0;
     if (entry == "checked") {
       options->checked = true;
@@ -58,7 +61,8 @@ std::string parse_options(const std::string& text, Options* options) {
       options->max_waiting_blocks = static_cast<int>(number);
     } else {
       return "ATTENTION_EMULATOR: '" + entry +
-             "' is not one of checked, reverse_blocks, schedule=forward|reverse|random, seed=N, host_threads=1..256, "
+             "' is not one of checked, reverse_blocks, schedule=forward|reverse|random, seed=N, "
+             "host_threads=1..256, "
              "max_waiting_blocks=1..4096";
     }
   }

@@ -7,7 +7,8 @@
 
 namespace attention::emulator {
 
-// The options of a run that starts now. Returns an empty string, or what is wrong with ATTENTION_EMULATOR.
+// The options of a run that starts now. Returns an empty string, or what is wrong with
+// ATTENTION_EMULATOR.
 std::string current_options(Options* options);
 
 // Parses the text of ATTENTION_EMULATOR into *options; returns an empty string or what is wrong.

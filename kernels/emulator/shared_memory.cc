@@ -12,14 +12,14 @@
 namespace attention::emulator {
 namespace {
 
-// The unit of shadow state: the smallest element that kernels keep in shared memory, so that lanes which write neighbouring
-// 16-bit elements do not look like a race.
+// The unit of shadow state: the smallest element that kernels keep in shared memory, so that lanes
+// which write neighbouring 16-bit elements do not look like a race.
 constexpr int kGranule = 2;
-constexpr int kArenaAlign = 1024;   // of the window, as on the GPU
+constexpr int kArenaAlign = 1024;  // of the window, as on the GPU
 constexpr int kAllocationAlign = 128;
-constexpr int kRedZone = 256;       // bytes on each side of an allocation
+constexpr int kRedZone = 256;  // bytes on each side of an allocation
 constexpr int kMaxAllocations = 64;
-constexpr unsigned char kNanByte = 0xff;   // NaN in f32, bf16 and f16
+constexpr unsigned char kNanByte = 0xff;  // NaN in f32, bf16 and f16
 constexpr unsigned char kGuardByte = 0xa5;
 
 std::string lane_text(int lane) {
@@ -30,7 +30,8 @@ std::string lane_text(int lane) {
 
 SharedMemory::SharedMemory(int bytes, int warps, bool checked)
     : capacity_(bytes), warps_(warps), checked_(checked) {
-  arena_bytes_ = static_cast<std::size_t>(round_up(bytes + (kMaxAllocations + 1) * kRedZone, kArenaAlign));
+  arena_bytes_ =
+      static_cast<std::size_t>(round_up(bytes + (kMaxAllocations + 1) * kRedZone, kArenaAlign));
   arena_ = static_cast<char*>(std::aligned_alloc(kArenaAlign, arena_bytes_));
   if (arena_ == nullptr) throw std::bad_alloc();
   if (checked_) {
@@ -71,8 +72,9 @@ std::string SharedMemory::take(int index, int bytes, int used, void** p) {
   if (index < static_cast<int>(allocations_.size())) {
     const Allocation& a = allocations_[static_cast<std::size_t>(index)];
     if (a.bytes != bytes || a.used != used) {
-      return "take number " + std::to_string(index) + " of shared memory has " + std::to_string(used) +
-             " bytes in this thread and " + std::to_string(a.used) + " in another";
+      return "take number " + std::to_string(index) + " of shared memory has " +
+             std::to_string(used) + " bytes in this thread and " + std::to_string(a.used) +
+             " in another";
     }
     *p = arena_ + a.offset;
     return {};
@@ -87,7 +89,8 @@ std::string SharedMemory::take(int index, int bytes, int used, void** p) {
   const int offset = round_up(offset_ + kRedZone, kAllocationAlign);
   std::memset(arena_ + offset_, kGuardByte, static_cast<std::size_t>(offset - offset_));
   std::memset(arena_ + offset, kNanByte, static_cast<std::size_t>(used));
-  std::memset(arena_ + offset + used, kGuardByte, static_cast<std::size_t>(bytes - used) + kRedZone);
+  std::memset(arena_ + offset + used, kGuardByte,
+              static_cast<std::size_t>(bytes - used) + kRedZone);
   poison(arena_ + offset_, static_cast<std::size_t>(offset - offset_));
   poison(arena_ + offset + used, static_cast<std::size_t>(bytes - used) + kRedZone);
   if (checked_) {
@@ -113,8 +116,8 @@ std::string SharedMemory::describe_pointer(const void* p) const {
   for (std::size_t i = 0; i < allocations_.size(); ++i) {
     const Allocation& a = allocations_[i];
     if (offset >= a.offset + a.used && offset < a.offset + a.bytes + kRedZone) {
-      return std::to_string(offset - a.offset - a.used) + " bytes past the end of take " + std::to_string(i) + " (" +
-             std::to_string(a.used) + " bytes)";
+      return std::to_string(offset - a.offset - a.used) + " bytes past the end of take " +
+             std::to_string(i) + " (" + std::to_string(a.used) + " bytes)";
     }
     if (offset < a.offset && offset >= a.offset - kRedZone) {
       return std::to_string(a.offset - offset) + " bytes before take " + std::to_string(i);
@@ -123,7 +126,9 @@ std::string SharedMemory::describe_pointer(const void* p) const {
   return "an address outside every take of this block";
 }
 
-std::string SharedMemory::describe(std::size_t granule) const { return describe_pointer(arena_ + granule * kGranule); }
+std::string SharedMemory::describe(std::size_t granule) const {
+  return describe_pointer(arena_ + granule * kGranule);
+}
 
 std::string SharedMemory::locate(const void* p, int bytes, const char* what, std::size_t* first,
                                  std::size_t* last) const {
@@ -136,24 +141,27 @@ std::string SharedMemory::locate(const void* p, int bytes, const char* what, std
   *last = (address - base + static_cast<std::uintptr_t>(bytes) - 1) / kGranule;
   for (std::size_t g = *first; g <= *last; ++g) {
     if (state_[g] == State::kRedZone) {
-      return std::string(what) + " of " + std::to_string(bytes) + " bytes out of bounds: it touches " + describe(g);
+      return std::string(what) + " of " + std::to_string(bytes) +
+             " bytes out of bounds: it touches " + describe(g);
     }
   }
   return {};
 }
 
-std::string SharedMemory::check_against_write(std::size_t granule, int warp, int lane, const char* what) const {
+std::string SharedMemory::check_against_write(std::size_t granule, int warp, int lane,
+                                              const char* what) const {
   const Write& w = written_[granule];
   if (state_[granule] == State::kCopying) {
-    return std::string(what) + " of " + describe(granule) + ", which an asynchronous copy of warp " +
-           std::to_string(w.warp) + " " + lane_text(w.lane) + " still owns: no async_wait and barrier came between";
+    return std::string(what) + " of " + describe(granule) +
+           ", which an asynchronous copy of warp " + std::to_string(w.warp) + " " +
+           lane_text(w.lane) + " still owns: no async_wait and barrier came between";
   }
   const bool ordered = w.warp == warp ? w.clock < clock_[warp].at[warp] || w.lane == lane
                                       : w.clock <= clock_[warp].at[w.warp];
   if (ordered) return {};
-  return "race: " + std::string(what) + " of " + describe(granule) + " by warp " + std::to_string(warp) + " " +
-         lane_text(lane) + ", written by warp " + std::to_string(w.warp) + " " + lane_text(w.lane) +
-         " without a barrier between";
+  return "race: " + std::string(what) + " of " + describe(granule) + " by warp " +
+         std::to_string(warp) + " " + lane_text(lane) + ", written by warp " +
+         std::to_string(w.warp) + " " + lane_text(w.lane) + " without a barrier between";
 }
 
 std::string SharedMemory::read(const void* p, int bytes, int warp, int lane) {
@@ -161,7 +169,8 @@ std::string SharedMemory::read(const void* p, int bytes, int warp, int lane) {
   if (std::string e = locate(p, bytes, "shared load", &first, &last); !e.empty()) return e;
   const u32 now = clock_[warp].at[warp];
   for (std::size_t g = first; g <= last; ++g) {
-    if (state_[g] == State::kUninitialised) return "read of uninitialised shared memory: " + describe(g);
+    if (state_[g] == State::kUninitialised)
+      return "read of uninitialised shared memory: " + describe(g);
     if (std::string e = check_against_write(g, warp, lane, "read"); !e.empty()) return e;
     Access& r = read_[g * static_cast<std::size_t>(warps_) + static_cast<std::size_t>(warp)];
     r.lane = static_cast<u8>(r.clock == now && r.lane != lane ? kAllLanes : lane);
@@ -170,7 +179,8 @@ std::string SharedMemory::read(const void* p, int bytes, int warp, int lane) {
   return {};
 }
 
-std::string SharedMemory::check_write(const void* p, int bytes, int warp, int lane, const char* what, State after) {
+std::string SharedMemory::check_write(const void* p, int bytes, int warp, int lane,
+                                      const char* what, State after) {
   std::size_t first = 0, last = 0;
   if (std::string e = locate(p, bytes, "shared store", &first, &last); !e.empty()) return e;
   const u32 now = clock_[warp].at[warp];
@@ -182,9 +192,9 @@ std::string SharedMemory::check_write(const void* p, int bytes, int warp, int la
         const bool ordered = v == warp ? reads[v].clock < now || reads[v].lane == lane
                                        : reads[v].clock <= clock_[warp].at[v];
         if (!ordered) {
-          return "race: " + std::string(what) + " of " + describe(g) + " by warp " + std::to_string(warp) + " " +
-                 lane_text(lane) + ", read by warp " + std::to_string(v) + " " + lane_text(reads[v].lane) +
-                 " without a barrier between";
+          return "race: " + std::string(what) + " of " + describe(g) + " by warp " +
+                 std::to_string(warp) + " " + lane_text(lane) + ", read by warp " +
+                 std::to_string(v) + " " + lane_text(reads[v].lane) + " without a barrier between";
         }
       }
     }

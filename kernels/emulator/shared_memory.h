@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Shared memory of an emulated block: allocations with red zones, and shadow state that finds races, uninitialised reads and
-// accesses to data that an asynchronous copy still owns.
+// Shared memory of an emulated block: allocations with red zones, and shadow state that finds
+// races, uninitialised reads and accesses to data that an asynchronous copy still owns.
 #pragma once
 
 #include <memory>
@@ -12,7 +12,8 @@
 namespace attention::emulator {
 
 inline constexpr int kMaxWarps = 32;
-inline constexpr int kAllLanes = 32;  // an access made by the warp as a whole, or by several of its lanes
+inline constexpr int kAllLanes =
+    32;  // an access made by the warp as a whole, or by several of its lanes
 
 // What one warp knows of the progress of each warp.
 struct VectorClock {
@@ -34,20 +35,23 @@ class SharedMemory {
 
   // Each function returns an empty string, or what is wrong.
 
-  // The index-th allocation; the first thread that asks makes it, the others must ask for the same size.
+  // The index-th allocation; the first thread that asks makes it, the others must ask for the same
+  // size.
   std::string take(int index, int bytes, int used, void** p);
 
   std::string read(const void* p, int bytes, int warp, int lane);
   std::string write(const void* p, int bytes, int warp, int lane);
-  // An asynchronous copy into [p, p + bytes) starts (the bytes now belong to the copy) and ends (they hold its data).
+  // An asynchronous copy into [p, p + bytes) starts (the bytes now belong to the copy) and ends
+  // (they hold its data).
   std::string begin_copy(const void* p, int bytes, int warp, int lane);
   void end_copy(const void* p, int bytes, int warp, int lane);
 
   // Looks at the red zones: finds stores that no check saw.
   std::string damage() const;
 
-  // ---- happens-before, as the race detector sees it -----------------------------------------------------------------
-  // Later accesses of the warp are no longer covered by what it has released so far.
+  // ---- happens-before, as the race detector sees it
+  // ----------------------------------------------------------------- Later accesses of the warp
+  // are no longer covered by what it has released so far.
   void advance(int warp) { ++clock_[warp].at[warp]; }
   VectorClock& clock(int warp) { return clock_[warp]; }
   int warps() const { return warps_; }
@@ -59,7 +63,8 @@ class SharedMemory {
     int bytes;
     int used;
   };
-  // The latest access of a granule by one warp: clock and lane in one word, so that a granule's history stays small.
+  // The latest access of a granule by one warp: clock and lane in one word, so that a granule's
+  // history stays small.
   struct Access {
     u32 clock = 0;
     u8 lane = 0;
@@ -70,9 +75,11 @@ class SharedMemory {
     u8 lane = 0;
   };
 
-  std::string locate(const void* p, int bytes, const char* what, std::size_t* first, std::size_t* last) const;
+  std::string locate(const void* p, int bytes, const char* what, std::size_t* first,
+                     std::size_t* last) const;
   std::string check_against_write(std::size_t granule, int warp, int lane, const char* what) const;
-  std::string check_write(const void* p, int bytes, int warp, int lane, const char* what, State after);
+  std::string check_write(const void* p, int bytes, int warp, int lane, const char* what,
+                          State after);
   std::string describe(std::size_t granule) const;
   std::string describe_pointer(const void* p) const;
 

@@ -19,10 +19,12 @@ struct Position {
   int col;
 };
 
-// PTX ISA, "Matrix fragments for mma.m16n8k16 with floating point type": element i of lane's A, B and C fragments.
+// PTX ISA, "Matrix fragments for mma.m16n8k16 with floating point type": element i of lane's A, B
+// and C fragments.
 Position a_16bit(int lane, int i) {
   const int group = lane >> 2, in_group = lane % 4;
-  return {(i < 2 || (4 <= i && i < 6)) ? group : group + 8, in_group * 2 + (i & 1) + (i < 4 ? 0 : 8)};
+  return {(i < 2 || (4 <= i && i < 6)) ? group : group + 8,
+          in_group * 2 + (i & 1) + (i < 4 ? 0 : 8)};
 }
 Position b_16bit(int lane, int i) {
   const int group = lane >> 2, in_group = lane % 4;
@@ -49,8 +51,9 @@ struct Matrices {
   float d[16][8];   // [m][n]
 };
 
-// d += a * b with one rounding a product and one an addition, in the order of k. Tensor cores add in an order and precision
-// of their own; f32 accumulation is what the ISA promises, and tests allow for the difference.
+// d += a * b with one rounding a product and one an addition, in the order of k. Tensor cores add
+// in an order and precision of their own; f32 accumulation is what the ISA promises, and tests
+// allow for the difference.
 template <int K>
 __attribute__((always_inline)) inline void accumulate(Matrices& m) {
   for (int i = 0; i < 16; ++i) {
@@ -65,7 +68,8 @@ __attribute__((always_inline)) inline void accumulate(Matrices& m) {
 }
 
 #if defined(__x86_64__)
-// Eight lanes at a time and no fused multiply-add: the same bits as the portable build, in half the time.
+// Eight lanes at a time and no fused multiply-add: the same bits as the portable build, in half the
+// time.
 __attribute__((target("avx2"))) void accumulate_avx2(Matrices& m, int k) {
   if (k == 16) {
     accumulate<16>(m);
@@ -113,7 +117,8 @@ void multiply_all(int count, void* const* operands) {
     } else {
       for (int i = 0; i < 8; ++i) {
         const Position p = a_16bit(lane, i);
-        m.a[p.row][p.col] = Input == MmaInput::kBf16 ? widen_bf16(half_of(reg, i)) : widen_f16(half_of(reg, i));
+        m.a[p.row][p.col] =
+            Input == MmaInput::kBf16 ? widen_bf16(half_of(reg, i)) : widen_f16(half_of(reg, i));
       }
     }
   }
@@ -129,7 +134,8 @@ void multiply_all(int count, void* const* operands) {
       } else {
         for (int i = 0; i < 4; ++i) {
           const Position p = b_16bit(lane, i);
-          m.b[p.row][p.col] = Input == MmaInput::kBf16 ? widen_bf16(half_of(reg, i)) : widen_f16(half_of(reg, i));
+          m.b[p.row][p.col] =
+              Input == MmaInput::kBf16 ? widen_bf16(half_of(reg, i)) : widen_f16(half_of(reg, i));
         }
       }
       for (int i = 0; i < 4; ++i) {
@@ -152,14 +158,20 @@ void multiply_all(int count, void* const* operands) {
 
 void multiply(MmaInput input, int count, void* const* operands) {
   switch (input) {
-    case MmaInput::kBf16: multiply_all<MmaInput::kBf16>(count, operands); break;
-    case MmaInput::kF16: multiply_all<MmaInput::kF16>(count, operands); break;
-    case MmaInput::kTf32: multiply_all<MmaInput::kTf32>(count, operands); break;
+    case MmaInput::kBf16:
+      multiply_all<MmaInput::kBf16>(count, operands);
+      break;
+    case MmaInput::kF16:
+      multiply_all<MmaInput::kF16>(count, operands);
+      break;
+    case MmaInput::kTf32:
+      multiply_all<MmaInput::kTf32>(count, operands);
+      break;
   }
 }
 
-// PTX ISA, ldmatrix: threads 8i to 8i+7 give the row addresses of matrix i; thread T holds the elements 2 (T % 4) and
-// 2 (T % 4) + 1 of row T / 4, or with .trans those of column T / 4.
+// PTX ISA, ldmatrix: threads 8i to 8i+7 give the row addresses of matrix i; thread T holds the
+// elements 2 (T % 4) and 2 (T % 4) + 1 of row T / 4, or with .trans those of column T / 4.
 void load_matrices(bool transposed, void* const* operands) {
   u16 matrix[4][8][8];
   for (int i = 0; i < 4; ++i) {
@@ -210,7 +222,8 @@ void vote(void* const* operands) {
   for (int lane = 0; lane < kWarp; ++lane) {
     if (static_cast<const VoteOperands*>(operands[lane])->predicate) mask |= 1u << lane;
   }
-  for (int lane = 0; lane < kWarp; ++lane) static_cast<VoteOperands*>(operands[lane])->result = mask;
+  for (int lane = 0; lane < kWarp; ++lane)
+    static_cast<VoteOperands*>(operands[lane])->result = mask;
 }
 
 }  // namespace attention::emulator

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What each warp collective computes, from the operands that the 32 lanes left. The layouts are written from the PTX ISA's
-// formulas, independently of the kernels' own index arithmetic.
+// What each warp collective computes, from the operands that the 32 lanes left. The layouts are
+// written from the PTX ISA's formulas, independently of the kernels' own index arithmetic.
 #pragma once
 
 #include "kernels/emulator/device.h"

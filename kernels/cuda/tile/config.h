@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Annotations that let one kernel source be device code under nvcc (or NVRTC) and plain C++ under a host compiler.
+// Annotations that let one kernel source be device code under nvcc (or NVRTC) and plain C++ under a
+// host compiler.
 //
-// ATTENTION_ON_GPU is 1 while a CUDA compiler reads the file, 0 when the emulator's host build does. Nothing outside
-// kernels/cuda/tile may look at it: a kernel that behaves differently on the two is not tested by the emulator.
+// ATTENTION_ON_GPU is 1 while a CUDA compiler reads the file, 0 when the emulator's host build
+// does. Nothing outside kernels/cuda/tile may look at it: a kernel that behaves differently on the
+// two is not tested by the emulator.
 #pragma once
 
 #include "kernels/common/types.h"
@@ -14,7 +16,8 @@
 #else
 #define ATTENTION_ON_GPU 0
 #define ATTENTION_DEVICE inline
-// The host compiler decides for itself; full unrolling would only make the emulated build slow to compile.
+// The host compiler decides for itself; full unrolling would only make the emulated build slow to
+// compile.
 #define ATTENTION_UNROLL
 #endif
 

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Synchronisation between the blocks of a grid: "the last block to arrive combines" and "wait for my turn".
+// Synchronisation between the blocks of a grid: "the last block to arrive combines" and "wait for
+// my turn".
 //
-// Counters live in a workspace that the launcher sets to zero before each launch (zero_async in launch.h). A grid is not
-// resident all at once and its blocks start in no promised order, so a block may wait only for work whose owner has already
-// started: take the work index from an atomic ticket, not from block_index().
+// Counters live in a workspace that the launcher sets to zero before each launch (zero_async in
+// launch.h). A grid is not resident all at once and its blocks start in no promised order, so a
+// block may wait only for work whose owner has already started: take the work index from an atomic
+// ticket, not from block_index().
 #pragma once
 
 #include "kernels/cuda/tile/config.h"
@@ -12,11 +14,15 @@
 
 namespace attention::tile {
 
-// Adds and returns the old value; releases this thread's writes and acquires those of earlier adders (gpu scope).
+// Adds and returns the old value; releases this thread's writes and acquires those of earlier
+// adders (gpu scope).
 ATTENTION_DEVICE u32 atomic_add(u32* p, u32 x) {
 #if ATTENTION_ON_GPU
   u32 old;
-  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;" : "=r"(old) : "l"(p), "r"(x) : "memory");
+  asm volatile("atom.acq_rel.gpu.global.add.u32 %0, [%1], %2;"
+               : "=r"(old)
+               : "l"(p), "r"(x)
+               : "memory");
   return old;
 #else
   return emulator::atomic_add(p, x);
@@ -32,8 +38,8 @@ ATTENTION_DEVICE void fence_grid() {
 #endif
 }
 
-// Ticket of this block: 0 for the first block that asks, 1 for the next one, and so on. Called by the whole block; `slot` is a
-// word of shared memory that nothing else uses.
+// Ticket of this block: 0 for the first block that asks, 1 for the next one, and so on. Called by
+// the whole block; `slot` is a word of shared memory that nothing else uses.
 ATTENTION_DEVICE u32 take_ticket(u32* counter, Shared<u32> slot) {
   if (thread_index() == 0) shared_store(slot, atomic_add(counter, 1));
   sync_block();
@@ -42,8 +48,8 @@ ATTENTION_DEVICE u32 take_ticket(u32* counter, Shared<u32> slot) {
   return ticket;
 }
 
-// True in the last of `total` blocks that call it with this counter, and there everything that the others wrote before
-// their call can be read. Called by the whole block.
+// True in the last of `total` blocks that call it with this counter, and there everything that the
+// others wrote before their call can be read. Called by the whole block.
 ATTENTION_DEVICE bool last_block_arrives(u32* counter, u32 total) {
   fence_grid();
   sync_block();
@@ -54,7 +60,8 @@ ATTENTION_DEVICE bool last_block_arrives(u32* counter, u32 total) {
   return last;
 }
 
-// Waits until *turn == mine; what the block that signalled it wrote before can then be read. Called by the whole block.
+// Waits until *turn == mine; what the block that signalled it wrote before can then be read. Called
+// by the whole block.
 ATTENTION_DEVICE void wait_turn(const u32* turn, u32 mine) {
   if (thread_index() == 0) {
 #if ATTENTION_ON_GPU

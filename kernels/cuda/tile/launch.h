@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Launching a kernel from host code: on the GPU under nvcc, on the emulator under a host compiler. Host code only; device
-// headers do not include it.
+// Launching a kernel from host code: on the GPU under nvcc, on the emulator under a host compiler.
+// Host code only; device headers do not include it.
 #pragma once
 
 #include "kernels/common/status.h"
@@ -10,6 +10,7 @@
 #include <cuda_runtime_api.h>
 
 #include <atomic>
+#include <mutex>
 #else
 #include "kernels/emulator/launch.h"
 #endif
@@ -26,8 +27,8 @@ inline constexpr u32 kMaxGridX = 2147483647;
 
 inline Status check_grid(Dim3 grid) {
   if (grid.x > kMaxGridX || grid.y > kMaxGridYZ || grid.z > kMaxGridYZ) {
-    return Status::error("grid %u x %u x %u is too large: x may be up to %u, y and z up to %u", grid.x,
-                         grid.y, grid.z, kMaxGridX, kMaxGridYZ);
+    return Status::error("grid %u x %u x %u is too large: x may be up to %u, y and z up to %u",
+                         grid.x, grid.y, grid.z, kMaxGridX, kMaxGridYZ);
   }
   return Status();
 }
@@ -49,23 +50,26 @@ inline Status status_of(cudaError_t error) {
   return Status::error("CUDA error %d: %s", static_cast<int>(error), cudaGetErrorString(error));
 }
 
-// A kernel needs an opt-in, once per device, before it may use more than 48 KB of shared memory.
+// A kernel needs an opt-in, on each device, before it may use more than 48 KB of shared memory. The
+// call is made only when a launch asks for more than any launch before it.
 template <typename Kernel>
-Status allow_shared_memory() {
-  if constexpr (Kernel::smem_bytes() <= 48 * 1024) {
-    return Status();
-  } else {
-    constexpr int kMaxDevices = 64;
-    static std::atomic<bool> done[kMaxDevices] = {};
-    int device = 0;
-    if (cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return status_of(error);
-    if (device < kMaxDevices && done[device].load(std::memory_order_acquire)) return Status();
-    const cudaError_t error =
-        cudaFuncSetAttribute(entry<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize, Kernel::smem_bytes());
-    if (error != cudaSuccess) return status_of(error);
-    if (device < kMaxDevices) done[device].store(true, std::memory_order_release);
-    return Status();
-  }
+Status allow_shared_memory(int bytes) {
+  if (bytes <= 48 * 1024) return Status();
+  constexpr int kMaxDevices = 64;
+  static std::atomic<int> allowed[kMaxDevices] = {};
+  int device = 0;
+  if (cudaError_t error = cudaGetDevice(&device); error != cudaSuccess) return status_of(error);
+  const bool known = device < kMaxDevices;
+  if (known && allowed[device].load(std::memory_order_acquire) >= bytes) return Status();
+  // Another thread may allow more at the same moment: the attribute must not shrink under it.
+  static std::mutex mutex;
+  std::lock_guard<std::mutex> lock(mutex);
+  if (known && allowed[device].load(std::memory_order_acquire) >= bytes) return Status();
+  const cudaError_t error =
+      cudaFuncSetAttribute(entry<Kernel>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+  if (error != cudaSuccess) return status_of(error);
+  if (known) allowed[device].store(bytes, std::memory_order_release);
+  return Status();
 }
 
 }  // namespace detail
@@ -73,24 +77,29 @@ Status allow_shared_memory() {
 
 }  // namespace tile
 
-// Runs Kernel on `grid` blocks. An empty grid is a no-op. Errors of the launch itself are returned; errors while the kernel
-// runs surface on the stream later (GPU) or here (emulator).
+// Runs Kernel on `grid` blocks. An empty grid is a no-op. Errors of the launch itself are returned;
+// errors while the kernel runs surface on the stream later (GPU) or here (emulator).
 template <typename Kernel>
 Status launch(Dim3 grid, Stream stream, const typename Kernel::Params& params) {
-  static_assert(Kernel::kThreads % tile::kWarpSize == 0 && Kernel::kThreads <= 1024, "a block is whole warps");
+  static_assert(Kernel::kThreads % tile::kWarpSize == 0 && Kernel::kThreads <= 1024,
+                "a block is whole warps");
   if (Status status = tile::check_grid(grid); !status.ok()) return status;
   if (grid.x == 0 || grid.y == 0 || grid.z == 0) return Status();
+  const int shared_memory = Kernel::smem_bytes(params);
 #if ATTENTION_ON_GPU
-  if (Status status = tile::detail::allow_shared_memory<Kernel>(); !status.ok()) return status;
+  if (Status status = tile::detail::allow_shared_memory<Kernel>(shared_memory); !status.ok()) {
+    return status;
+  }
   void* args[] = {const_cast<typename Kernel::Params*>(&params)};
-  return tile::detail::status_of(cudaLaunchKernel(reinterpret_cast<const void*>(tile::entry<Kernel>),
-                                                  dim3(grid.x, grid.y, grid.z), dim3(Kernel::kThreads), args,
-                                                  Kernel::smem_bytes(), static_cast<cudaStream_t>(stream)));
+  return tile::detail::status_of(
+      cudaLaunchKernel(reinterpret_cast<const void*>(tile::entry<Kernel>),
+                       dim3(grid.x, grid.y, grid.z), dim3(Kernel::kThreads), args,
+                       static_cast<std::size_t>(shared_memory), static_cast<cudaStream_t>(stream)));
 #else
   (void)stream;
   emulator::Program program;
   program.threads = Kernel::kThreads;
-  program.smem_bytes = Kernel::smem_bytes();
+  program.smem_bytes = shared_memory;
   program.grid[0] = grid.x;
   program.grid[1] = grid.y;
   program.grid[2] = grid.z;
@@ -104,7 +113,8 @@ Status launch(Dim3 grid, Stream stream, const typename Kernel::Params& params) {
 #endif
 }
 
-// Sets `bytes` bytes to zero before whatever is launched on the stream next (counters, accumulated gradients).
+// Sets `bytes` bytes to zero before whatever is launched on the stream next (counters, accumulated
+// gradients).
 inline Status zero_async(Stream stream, void* p, u64 bytes) {
 #if ATTENTION_ON_GPU
   return tile::detail::status_of(cudaMemsetAsync(p, 0, bytes, static_cast<cudaStream_t>(stream)));

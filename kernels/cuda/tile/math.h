@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fast f32 functions of the special-function unit, and the few accurate ones that attention needs on top of them.
+// Fast f32 functions of the special-function unit, and the few accurate ones that attention needs
+// on top of them.
 #pragma once
 
 #include "kernels/cuda/tile/config.h"
@@ -50,7 +51,8 @@ ATTENTION_DEVICE f32 rcp_approx(f32 x) {
 #endif
 }
 
-// tanh(x) with relative error about 2^-11 (tanh.approx): enough where the result is rounded to 16 bits.
+// tanh(x) with relative error about 2^-11 (tanh.approx): enough where the result is rounded to 16
+// bits.
 ATTENTION_DEVICE f32 tanh_approx(f32 x) {
 #if ATTENTION_ON_GPU
   f32 y;
@@ -94,7 +96,8 @@ ATTENTION_DEVICE f32 abs_f32(f32 x) {
 #endif
 }
 
-// tanh(x) to a few ulp of f32: 1 - 2 / (e^2|x| + 1) cancels for small |x|, where the odd Taylor series takes over.
+// tanh(x) to a few ulp of f32: 1 - 2 / (e^2|x| + 1) cancels for small |x|, where the odd Taylor
+// series takes over.
 ATTENTION_DEVICE f32 tanh_accurate(f32 x) {
   const f32 a = abs_f32(x);
   if (a < 0.25f) {

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 // Register fragments and the warp-wide matrix product d += a * b.
 //
-// Layouts (PTX ISA, "Matrix fragments for mma.m16n8k16 / mma.m16n8k8"), with g = lane / 4 and t = lane % 4:
-//   accumulator 16 x 8    c[0], c[1] = row g, columns 2t, 2t+1;  c[2], c[3] = row g+8, the same columns
-//   16-bit A 16 x 16      reg[0] row g, k 2t..2t+1   reg[1] row g+8, same k   reg[2], reg[3] the same at k+8
-//   16-bit B 16 x 8       reg[0] k 2t..2t+1, column g   reg[1] the same at k+8
-//   f32 (tf32) A 16 x 8   reg[0] row g, k t   reg[1] row g+8, k t   reg[2] row g, k t+4   reg[3] row g+8, k t+4
-//   f32 (tf32) B 8 x 8    reg[0] k t, column g   reg[1] k t+4, column g
+// Layouts (PTX ISA, "Matrix fragments for mma.m16n8k16 / mma.m16n8k8"), with g = lane / 4 and t =
+// lane % 4:
+//   accumulator 16 x 8    c[0], c[1] = row g, columns 2t, 2t+1;  c[2], c[3] = row g+8, the same
+//   columns 16-bit A 16 x 16      reg[0] row g, k 2t..2t+1   reg[1] row g+8, same k   reg[2],
+//   reg[3] the same at k+8 16-bit B 16 x 8       reg[0] k 2t..2t+1, column g   reg[1] the same at
+//   k+8 f32 (tf32) A 16 x 8   reg[0] row g, k t   reg[1] row g+8, k t   reg[2] row g, k t+4 reg[3]
+//   row g+8, k t+4 f32 (tf32) B 8 x 8    reg[0] k t, column g   reg[1] k t+4, column g
 #pragma once
 
 #include "kernels/cuda/tile/config.h"
@@ -15,9 +16,10 @@
 
 namespace attention::tile {
 
-// Which element of the reduction axis a k slot of a fragment holds. The sum does not depend on the order, as long as A and B
-// agree, so it is part of the fragment's type. For f32 an accumulator turned into an A operand has k in pairs: slot t holds
-// k = 2t and slot t+4 holds k = 2t+1. 16-bit operands have one order only.
+// Which element of the reduction axis a k slot of a fragment holds. The sum does not depend on the
+// order, as long as A and B agree, so it is part of the fragment's type. For f32 an accumulator
+// turned into an A operand has k in pairs: slot t holds k = 2t and slot t+4 holds k = 2t+1. 16-bit
+// operands have one order only.
 enum class KOrder { kNatural, kPaired };
 
 template <typename T>
@@ -72,9 +74,10 @@ struct Accumulator {
     }
   }
 
-  // Calls f(element, row, column, row_slot, col_slot) for each element that this thread holds; element is a reference.
-  // row0 and col0 are the coordinates of the accumulator's first element. The slots are compile-time constants after
-  // unrolling, so arrays indexed by them stay in registers.
+  // Calls f(element, row, column, row_slot, col_slot) for each element that this thread holds;
+  // element is a reference. row0 and col0 are the coordinates of the accumulator's first element.
+  // The slots are compile-time constants after unrolling, so arrays indexed by them stay in
+  // registers.
   template <typename F>
   ATTENTION_DEVICE void each(int row0, int col0, F&& f) {
     const int row = row0 + row_in_block();
@@ -112,12 +115,15 @@ struct Accumulator {
   ATTENTION_DEVICE static int col_in_block() { return lane_index() % 4 * 2; }
 };
 
-// ---- accumulator to operand -----------------------------------------------------------------------------------------
+// ---- accumulator to operand
+// -----------------------------------------------------------------------------------------
 
-// The 16 x kMmaK<T> part of an accumulator at row block m and columns k_block * kMmaK<T> as an A operand: no data moves
-// between lanes. 16-bit values are rounded to nearest even; f32 keeps all its bits.
+// The 16 x kMmaK<T> part of an accumulator at row block m and columns k_block * kMmaK<T> as an A
+// operand: no data moves between lanes. 16-bit values are rounded to nearest even; f32 keeps all
+// its bits.
 template <typename T, int M, int N>
-ATTENTION_DEVICE AFragment<T, kPackedOrder<T>> pack_a(const Accumulator<M, N>& acc, int m, int k_block) {
+ATTENTION_DEVICE AFragment<T, kPackedOrder<T>> pack_a(const Accumulator<M, N>& acc, int m,
+                                                      int k_block) {
   AFragment<T, kPackedOrder<T>> a;
   if constexpr (sizeof(T) == 4) {
     const AccBlock& x = acc.block[m][k_block];
@@ -136,9 +142,11 @@ ATTENTION_DEVICE AFragment<T, kPackedOrder<T>> pack_a(const Accumulator<M, N>& a
   return a;
 }
 
-// ---- the product ----------------------------------------------------------------------------------------------------
+// ---- the product
+// ----------------------------------------------------------------------------------------------------
 
-// How f32 operands are multiplied on tensor cores. 16-bit operands need no choice: their products are exact.
+// How f32 operands are multiplied on tensor cores. 16-bit operands need no choice: their products
+// are exact.
 enum class F32Products {
   kTf32,    // operands rounded to 10 mantissa bits: relative error 2^-11 a product
   kTf32x3,  // three products of split operands: about f32 accuracy at a third of the speed
@@ -151,28 +159,36 @@ inline constexpr bool kIsBf16 = false;
 template <>
 inline constexpr bool kIsBf16<bf16> = true;
 
-// d[j] += a * b[j] for j < Count, one instruction each. f32 operands must already be rounded to tf32.
+// d[j] += a * b[j] for j < Count, one instruction each. f32 operands must already be rounded to
+// tf32.
 template <typename T, KOrder Order, int Count>
-ATTENTION_DEVICE void mma_blocks(AccBlock* d, const AFragment<T, Order>& a, const BFragment<T, Order>* b) {
+ATTENTION_DEVICE void mma_blocks(AccBlock* d, const AFragment<T, Order>& a,
+                                 const BFragment<T, Order>* b) {
 #if ATTENTION_ON_GPU
   ATTENTION_UNROLL
   for (int j = 0; j < Count; ++j) {
     f32* c = d[j].c;
     if constexpr (sizeof(T) == 4) {
       asm volatile(
-          "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+          "mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+          "{%8,%9}, {%0,%1,%2,%3};"
           : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-          : "r"(a.reg[0]), "r"(a.reg[1]), "r"(a.reg[2]), "r"(a.reg[3]), "r"(b[j].reg[0]), "r"(b[j].reg[1]));
+          : "r"(a.reg[0]), "r"(a.reg[1]), "r"(a.reg[2]), "r"(a.reg[3]), "r"(b[j].reg[0]),
+            "r"(b[j].reg[1]));
     } else if constexpr (kIsBf16<T>) {
       asm volatile(
-          "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+          "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+          "{%8,%9}, {%0,%1,%2,%3};"
           : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-          : "r"(a.reg[0]), "r"(a.reg[1]), "r"(a.reg[2]), "r"(a.reg[3]), "r"(b[j].reg[0]), "r"(b[j].reg[1]));
+          : "r"(a.reg[0]), "r"(a.reg[1]), "r"(a.reg[2]), "r"(a.reg[3]), "r"(b[j].reg[0]),
+            "r"(b[j].reg[1]));
     } else {
       asm volatile(
-          "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+          "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, "
+          "{%8,%9}, {%0,%1,%2,%3};"
           : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-          : "r"(a.reg[0]), "r"(a.reg[1]), "r"(a.reg[2]), "r"(a.reg[3]), "r"(b[j].reg[0]), "r"(b[j].reg[1]));
+          : "r"(a.reg[0]), "r"(a.reg[1]), "r"(a.reg[2]), "r"(a.reg[3]), "r"(b[j].reg[0]),
+            "r"(b[j].reg[1]));
     }
   }
 #else
@@ -206,10 +222,12 @@ ATTENTION_DEVICE Fragment rounded_tf32(const Fragment& x) {
 
 }  // namespace detail
 
-// d[j] += a * b[j] for j < Count: Count neighbouring 16 x 8 blocks of one row of an accumulator. f32 fragments hold unrounded
-// values; Products says how they are multiplied and means nothing for 16-bit types.
+// d[j] += a * b[j] for j < Count: Count neighbouring 16 x 8 blocks of one row of an accumulator.
+// f32 fragments hold unrounded values; Products says how they are multiplied and means nothing for
+// 16-bit types.
 template <F32Products Products = F32Products::kTf32, int Count, typename T, KOrder Order>
-ATTENTION_DEVICE void mma(AccBlock* d, const AFragment<T, Order>& a, const BFragment<T, Order> (&b)[Count]) {
+ATTENTION_DEVICE void mma(AccBlock* d, const AFragment<T, Order>& a,
+                          const BFragment<T, Order> (&b)[Count]) {
   if constexpr (sizeof(T) == 2) {
     detail::mma_blocks<T, Order, Count>(d, a, b);
   } else if constexpr (Products == F32Products::kTf32) {

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Swizzled matrices in shared memory, and the loads that turn them into fragments.
 //
-// A row is a sequence of 16-byte chunks. ldmatrix reads one chunk of 8 consecutive rows at a time, and the 8 chunks must lie in
-// 8 different groups of 4 banks (the address modulo 128 bytes). With g the largest power of two, at most 8, that divides
-// the chunks per row, chunk c of row r is kept at position c ^ ((r * g / 8) % g): any 8 rows starting at a multiple of 8
-// then meet each bank group once, for every row length. The same holds for whole rows written 16 bytes at a time and for
+// A row is a sequence of 16-byte chunks. ldmatrix reads one chunk of 8 consecutive rows at a time,
+// and the 8 chunks must lie in 8 different groups of 4 banks (the address modulo 128 bytes). With g
+// the largest power of two, at most 8, that divides the chunks per row, chunk c of row r is kept at
+// position c ^ ((r * g / 8) % g): any 8 rows starting at a multiple of 8 then meet each bank group
+// once, for every row length. The same holds for whole rows written 16 bytes at a time and for
 // accumulators written as pairs of 16-bit values.
 #pragma once
 
@@ -16,7 +17,8 @@
 
 namespace attention::tile {
 
-// Rows x Cols matrix of T in shared memory, row-major with swizzled chunks. Cols is a multiple of 16 bytes.
+// Rows x Cols matrix of T in shared memory, row-major with swizzled chunks. Cols is a multiple of
+// 16 bytes.
 template <typename T_, int Rows, int Cols>
 struct SharedTile {
   using T = T_;
@@ -57,8 +59,8 @@ struct SharedTile {
 
 namespace detail {
 
-// Four 8 x 16-byte matrices: lane l gives the address of row l % 8 of matrix l / 8, and receives in reg[i], for each matrix i,
-// the 4 bytes at row lane / 4, byte 4 * (lane % 4).
+// Four 8 x 16-byte matrices: lane l gives the address of row l % 8 of matrix l / 8, and receives in
+// reg[i], for each matrix i, the 4 bytes at row lane / 4, byte 4 * (lane % 4).
 template <typename T>
 ATTENTION_DEVICE void load_matrices(u32 (&reg)[4], Shared<T> row) {
 #if ATTENTION_ON_GPU
@@ -71,7 +73,8 @@ ATTENTION_DEVICE void load_matrices(u32 (&reg)[4], Shared<T> row) {
 #endif
 }
 
-// The same with each 8 x 8 matrix of 16-bit elements transposed: reg[i] holds elements (2t, g) and (2t+1, g) of matrix i.
+// The same with each 8 x 8 matrix of 16-bit elements transposed: reg[i] holds elements (2t, g) and
+// (2t+1, g) of matrix i.
 template <typename T>
 ATTENTION_DEVICE void load_matrices_transposed(u32 (&reg)[4], Shared<T> row) {
   static_assert(sizeof(T) == 2, "ldmatrix.trans moves 16-bit elements");
@@ -98,7 +101,8 @@ ATTENTION_DEVICE int k_of_slot(int t, int slot) {
 
 }  // namespace detail
 
-// Operand A from a tile stored [row m][k]: rows m0..m0+15, k0..k0+kMmaK-1. m0 is a multiple of 8, k0 of a chunk.
+// Operand A from a tile stored [row m][k]: rows m0..m0+15, k0..k0+kMmaK-1. m0 is a multiple of 8,
+// k0 of a chunk.
 template <typename T, int R, int C>
 ATTENTION_DEVICE AFragment<T> load_a(const SharedTile<T, R, C>& tile, int m0, int k0) {
   AFragment<T> a;
@@ -109,14 +113,16 @@ ATTENTION_DEVICE AFragment<T> load_a(const SharedTile<T, R, C>& tile, int m0, in
   return a;
 }
 
-// Two neighbouring B operands from a tile stored [column n][k] (K for q k^T): columns n0..n0+7 and n0+8..n0+15.
+// Two neighbouring B operands from a tile stored [column n][k] (K for q k^T): columns n0..n0+7 and
+// n0+8..n0+15.
 template <typename T, int R, int C>
-ATTENTION_DEVICE void load_b(BFragment<T> (&b)[2], const SharedTile<T, R, C>& tile, int n0, int k0) {
+ATTENTION_DEVICE void load_b(BFragment<T> (&b)[2], const SharedTile<T, R, C>& tile, int n0,
+                             int k0) {
   const int lane = lane_index();
   const int matrix = lane / 8;
   u32 reg[4];
-  detail::load_matrices(
-      reg, tile.chunk(n0 + lane % 8 + (matrix / 2) * 8, k0 / SharedTile<T, R, C>::kChunk + matrix % 2));
+  detail::load_matrices(reg, tile.chunk(n0 + lane % 8 + (matrix / 2) * 8,
+                                        k0 / SharedTile<T, R, C>::kChunk + matrix % 2));
   ATTENTION_UNROLL
   for (int i = 0; i < 2; ++i) {
     b[i].reg[0] = reg[2 * i];
@@ -124,18 +130,19 @@ ATTENTION_DEVICE void load_b(BFragment<T> (&b)[2], const SharedTile<T, R, C>& ti
   }
 }
 
-// Two neighbouring B operands from a tile stored [k][column n] (V for p v): columns n0..n0+7 and n0+8..n0+15. Its k order is
-// the one of pack_a. f32 has no transposing ldmatrix: it is read element by element, without bank conflicts in the
-// paired order.
+// Two neighbouring B operands from a tile stored [k][column n] (V for p v): columns n0..n0+7 and
+// n0+8..n0+15. Its k order is the one of pack_a. f32 has no transposing ldmatrix: it is read
+// element by element, without bank conflicts in the paired order.
 template <typename T, int R, int C>
-ATTENTION_DEVICE void load_b_transposed(BFragment<T, kPackedOrder<T>> (&b)[2], const SharedTile<T, R, C>& tile, int k0,
-                                        int n0) {
+ATTENTION_DEVICE void load_b_transposed(BFragment<T, kPackedOrder<T>> (&b)[2],
+                                        const SharedTile<T, R, C>& tile, int k0, int n0) {
   const int lane = lane_index();
   if constexpr (sizeof(T) == 2) {
     const int matrix = lane / 8;
     u32 reg[4];
-    detail::load_matrices_transposed(
-        reg, tile.chunk(k0 + lane % 8 + (matrix % 2) * 8, n0 / SharedTile<T, R, C>::kChunk + matrix / 2));
+    detail::load_matrices_transposed(reg,
+                                     tile.chunk(k0 + lane % 8 + (matrix % 2) * 8,
+                                                n0 / SharedTile<T, R, C>::kChunk + matrix / 2));
     ATTENTION_UNROLL
     for (int i = 0; i < 2; ++i) {
       b[i].reg[0] = reg[2 * i];
@@ -146,36 +153,40 @@ ATTENTION_DEVICE void load_b_transposed(BFragment<T, kPackedOrder<T>> (&b)[2], c
     for (int i = 0; i < 2; ++i) {
       ATTENTION_UNROLL
       for (int slot = 0; slot < 2; ++slot) {
-        b[i].reg[slot] = detail::load_bits(
-            tile.at(k0 + detail::k_of_slot<kPackedOrder<T>>(lane % 4, slot), n0 + 8 * i + lane / 4));
+        b[i].reg[slot] = detail::load_bits(tile.at(
+            k0 + detail::k_of_slot<kPackedOrder<T>>(lane % 4, slot), n0 + 8 * i + lane / 4));
       }
     }
   }
 }
 
-// Operand A from a tile stored [k][row m]: rows m0..m0+15. Its k order is the one of load_b_transposed.
+// Operand A from a tile stored [k][row m]: rows m0..m0+15. Its k order is the one of
+// load_b_transposed.
 template <typename T, int R, int C>
-ATTENTION_DEVICE AFragment<T, kPackedOrder<T>> load_a_transposed(const SharedTile<T, R, C>& tile, int k0, int m0) {
+ATTENTION_DEVICE AFragment<T, kPackedOrder<T>> load_a_transposed(const SharedTile<T, R, C>& tile,
+                                                                 int k0, int m0) {
   AFragment<T, kPackedOrder<T>> a;
   const int lane = lane_index();
   if constexpr (sizeof(T) == 2) {
     const int matrix = lane / 8;
-    detail::load_matrices_transposed(a.reg, tile.chunk(k0 + lane % 8 + (matrix / 2) * 8,
-                                                       m0 / SharedTile<T, R, C>::kChunk + matrix % 2));
+    detail::load_matrices_transposed(a.reg,
+                                     tile.chunk(k0 + lane % 8 + (matrix / 2) * 8,
+                                                m0 / SharedTile<T, R, C>::kChunk + matrix % 2));
   } else {
     ATTENTION_UNROLL
     for (int i = 0; i < 4; ++i) {
-      a.reg[i] = detail::load_bits(
-          tile.at(k0 + detail::k_of_slot<kPackedOrder<T>>(lane % 4, i / 2), m0 + lane / 4 + 8 * (i % 2)));
+      a.reg[i] = detail::load_bits(tile.at(k0 + detail::k_of_slot<kPackedOrder<T>>(lane % 4, i / 2),
+                                           m0 + lane / 4 + 8 * (i % 2)));
     }
   }
   return a;
 }
 
-// Operand A in the k order of load_b_transposed from a tile stored [row m][k]. The same as load_a for 16-bit types; f32 is
-// read 8 bytes at a time (two-way bank conflicts).
+// Operand A in the k order of load_b_transposed from a tile stored [row m][k]. The same as load_a
+// for 16-bit types; f32 is read 8 bytes at a time (two-way bank conflicts).
 template <typename T, int R, int C>
-ATTENTION_DEVICE AFragment<T, kPackedOrder<T>> load_a_packed(const SharedTile<T, R, C>& tile, int m0, int k0) {
+ATTENTION_DEVICE AFragment<T, kPackedOrder<T>> load_a_packed(const SharedTile<T, R, C>& tile,
+                                                             int m0, int k0) {
   if constexpr (sizeof(T) == 2) {
     return load_a(tile, m0, k0);
   } else {
@@ -191,7 +202,8 @@ ATTENTION_DEVICE AFragment<T, kPackedOrder<T>> load_a_packed(const SharedTile<T,
   }
 }
 
-// Writes an accumulator to a tile at (row0, col0), rounded to T: two neighbouring columns at a time.
+// Writes an accumulator to a tile at (row0, col0), rounded to T: two neighbouring columns at a
+// time.
 template <typename T, int R, int C, int M, int N>
 ATTENTION_DEVICE void store_accumulator(const SharedTile<T, R, C>& tile, int row0, int col0,
                                         const Accumulator<M, N>& acc) {

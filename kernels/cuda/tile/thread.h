@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Who am I, warp collectives and barriers.
 //
-// Every collective uses the full mask: all 32 lanes of a warp (and, for block barriers, all threads that take part) must
-// reach the same call, so kernels have no early return before one. The emulator reports a warp that breaks this rule.
+// Every collective uses the full mask: all 32 lanes of a warp (and, for block barriers, all threads
+// that take part) must reach the same call, so kernels have no early return before one. The
+// emulator reports a warp that breaks this rule.
 #pragma once
 
 #include "kernels/cuda/tile/config.h"
@@ -47,7 +48,8 @@ ATTENTION_DEVICE Dim3 grid_size() {
 #endif
 }
 
-// ---- barriers -------------------------------------------------------------------------------------------------------
+// ---- barriers
+// -------------------------------------------------------------------------------------------------------
 
 // Waits for all threads of the block; orders their shared and global accesses.
 ATTENTION_DEVICE void sync_block() {
@@ -94,7 +96,8 @@ ATTENTION_DEVICE void named_arrive(int id, int threads) {
 #endif
 }
 
-// ---- shuffles -------------------------------------------------------------------------------------------------------
+// ---- shuffles
+// -------------------------------------------------------------------------------------------------------
 
 ATTENTION_DEVICE u32 shuffle_xor(u32 x, int mask) {
 #if ATTENTION_ON_GPU
@@ -153,10 +156,11 @@ ATTENTION_DEVICE u32 ballot(bool predicate) {
 ATTENTION_DEVICE bool any_in_warp(bool predicate) { return ballot(predicate) != 0; }
 ATTENTION_DEVICE bool all_in_warp(bool predicate) { return ballot(predicate) == 0xffffffffu; }
 
-// ---- reductions -----------------------------------------------------------------------------------------------------
+// ---- reductions
+// -----------------------------------------------------------------------------------------------------
 
-// Lanes 4g .. 4g+3 hold one row of an accumulator (mma.h); after these calls all four have the row's result. The order of
-// additions is fixed, so results are the same from run to run.
+// Lanes 4g .. 4g+3 hold one row of an accumulator (mma.h); after these calls all four have the
+// row's result. The order of additions is fixed, so results are the same from run to run.
 ATTENTION_DEVICE f32 quad_sum(f32 x) {
   x += shuffle_xor(x, 1);
   return x + shuffle_xor(x, 2);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tile layer: everything that a kernel's device code may use. README.md shows how a kernel is written.
+// The tile layer: everything that a kernel's device code may use. README.md shows how a kernel is
+// written.
 #pragma once
 
 #include "kernels/cuda/tile/async_copy.h"

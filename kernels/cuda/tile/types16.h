@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// bf16 and f16 storage types and their conversions. On the host the conversions are software, round to nearest even, so
-// that the emulated build needs no CUDA header and gives the bits that the GPU gives.
+// bf16 and f16 storage types and their conversions. On the host the conversions are software, round
+// to nearest even, so that the emulated build needs no CUDA header and gives the bits that the GPU
+// gives.
 #pragma once
 
 #include "kernels/cuda/tile/config.h"
@@ -43,10 +44,11 @@ inline u16 round_f16(f32 x) {
   const u32 sign = (bits >> 16) & 0x8000u;
   const u32 magnitude = bits & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return 0x7fffu;
-  if (magnitude >= 0x477ff000u) return static_cast<u16>(sign | 0x7c00u);  // 65520 and above round to infinity
+  if (magnitude >= 0x477ff000u)
+    return static_cast<u16>(sign | 0x7c00u);  // 65520 and above round to infinity
   if (magnitude < 0x38800000u) {
-    // Subnormal result: adding 0.5 aligns the ulp of the sum (2^-24) with the ulp of an f16 subnormal, so that the
-    // float addition itself does the rounding to nearest even.
+    // Subnormal result: adding 0.5 aligns the ulp of the sum (2^-24) with the ulp of an f16
+    // subnormal, so that the float addition itself does the rounding to nearest even.
     const f32 aligned = from_bits(magnitude) + 0.5f;
     return static_cast<u16>(sign | (bits_of(aligned) - 0x3f000000u));
   }
@@ -118,7 +120,8 @@ ATTENTION_DEVICE f16 from_f32<f16>(f32 x) {
 #endif
 }
 
-// Two 16-bit values in one register, `low` in the lower half: the order of a fragment and of memory.
+// Two 16-bit values in one register, `low` in the lower half: the order of a fragment and of
+// memory.
 template <typename T>
 ATTENTION_DEVICE u32 pack2(f32 low, f32 high);
 
@@ -154,7 +157,8 @@ ATTENTION_DEVICE f32 unpack_high(u32 packed) {
   return to_f32(T{static_cast<u16>(packed >> 16)});
 }
 
-// f32 rounded to the 10 mantissa bits of tf32, ties away from zero (cvt.rna.tf32.f32), as a register of mma.
+// f32 rounded to the 10 mantissa bits of tf32, ties away from zero (cvt.rna.tf32.f32), as a
+// register of mma.
 ATTENTION_DEVICE u32 round_tf32(f32 x) {
 #if ATTENTION_ON_GPU
   u32 y;
