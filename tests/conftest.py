@@ -33,8 +33,8 @@ def _available():
     """{backend name: None, or why it cannot run here}."""
     import jax_ops
 
-    present = jax_ops.available_implementations()
-    return {name: None if name in present else f"not in {sorted(present)}" for name in BACKENDS}
+    reasons = jax_ops.available_implementations()
+    return {name: reasons[name] or None for name in BACKENDS}
 
 
 def _chosen(config):

@@ -11,7 +11,7 @@ from tests.cases.problem import Problem
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """Sizes and options. Array-valued options are given by what they look like:
+    """Sizes and options; array-valued options are given by what they look like.
 
     bias, mask: a string with one character an axis, aligned on the right with "bhqk"; the axis's
       own letter for a full axis, "1" for a repeated one ("h1k" is [Hq, 1, Lkv]).

@@ -50,7 +50,8 @@ def keep_mask(seed, batch_index, head_index, lq, lkv, rate):
       seed: two key words.
       batch_index: [B] the batch index that the counter uses.
       head_index: [Hq] the query-head index that the counter uses.
-      lq, lkv: numbers of queries and of keys.
+      lq: number of queries.
+      lkv: number of keys.
       rate: drop probability in [0, 1].
 
     Returns:

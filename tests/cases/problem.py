@@ -76,7 +76,7 @@ class Problem:
         return np.abs(i[:, :, None] - j)
 
     def allowed(self):
-        """bool [B, Hq, Lq, Lkv]: which pairs take part. A -inf bias forbids a pair, too."""
+        """Which pairs take part: bool [B, Hq, Lq, Lkv]. A -inf bias forbids a pair, too."""
         b, lq, lkv, hq, *_ = self.sizes
         aligned, j = self.positions()
         i = aligned[:, :, None]

@@ -87,7 +87,7 @@ def _additive(problem: Problem, allowed, dtype):
 
 def forward(problem: Problem, arithmetic: Arithmetic = FLOAT64) -> Forward:
     dtype, rounded = arithmetic.dtype, arithmetic.round
-    b, lq, lkv, hq, hkv, _, dv = problem.sizes
+    b, lq, lkv, hq, hkv, *_ = problem.sizes
     group = hq // hkv
     allowed = problem.allowed()
 
@@ -122,8 +122,11 @@ def forward(problem: Problem, arithmetic: Arithmetic = FLOAT64) -> Forward:
 
 @dataclasses.dataclass(frozen=True)
 class Gradient:
-    """A gradient and, beside it, the sum of the magnitudes of the terms that were added up to it
-    from score gradients (None for products, whose error the baseline shows)."""
+    """A gradient, and the magnitude of what was added up to it.
+
+    magnitude: sum of the terms' absolute values, for sums of score gradients; None for products,
+    whose error the baseline shows.
+    """
 
     value: np.ndarray
     magnitude: np.ndarray | None = None
@@ -144,12 +147,14 @@ def backward(
     """Gradients of sum(out * dout) + sum(lse * dlse) for every differentiable operand present.
 
     Args:
+      problem: the inputs and options.
       dout: [B, Lq, Hq, Dv].
       dlse: [B, Lq, Hq], or None for zero.
+      arithmetic: how the formulas are evaluated.
     """
     dtype, rounded = arithmetic.dtype, arithmetic.round
     f = forward(problem, arithmetic)
-    b, lq, lkv, hq, hkv, d, dv = problem.sizes
+    b, _, lkv, hq, hkv, d, _ = problem.sizes
     group = hq // hkv
     allowed = problem.allowed()
     row_used = allowed.any(3)
@@ -204,7 +209,7 @@ def jvp(problem: Problem, tangents: dict[str, np.ndarray], arithmetic: Arithmeti
     """
     dtype, rounded = arithmetic.dtype, arithmetic.round
     f = forward(problem, arithmetic)
-    b, lq, lkv, hq, hkv, d, dv = problem.sizes
+    *_, hq, hkv, d, _ = problem.sizes
     allowed = problem.allowed()
     scale = 1 / np.sqrt(dtype(d)) if problem.scale is None else np.asarray(problem.scale)
     scale = scale.astype(dtype)

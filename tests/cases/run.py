@@ -188,8 +188,10 @@ def _compiled(backend, static, operation, extra, treedef, avals):
 
 
 def compile_problem(problem: Problem, backend: Backend, operation="forward", *args, **extra):
-    """The compiled program and its arguments. `operation`: 'forward', 'vjp' (args: dout, dlse) or
-    'jvp' (args: tangents by name)."""
+    """The compiled program and its arguments.
+
+    operation: 'forward', 'vjp' (args: dout, dlse) or 'jvp' (args: tangents by name).
+    """
     arrays, static = _split(problem)
     leaves, treedef = jax.tree.flatten((arrays, *args))
     leaves = [jnp.asarray(x) for x in leaves]
