@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The table at the end of a run: time, ratio to the baseline, work done, share of the peak."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from benchmarks.harness import ceilings as ceilings_module
+from benchmarks.harness import work
+from benchmarks.harness.case import Case
+from benchmarks.harness.pool import Pooled, pool
+
+_COLUMNS = (
+    "impl",
+    "ms",
+    "q1..q3",
+    "ratio",
+    "TFLOP/s",
+    "% peak",
+    "GB/s",
+    "% read",
+    "rel_err",
+    "temp",
+)
+
+
+def render(rows: list[dict[str, Any]], baselines: dict[str, str], ceilings: dict[str, Any]) -> str:
+    """One block a problem, one line a contender; rounds are pooled."""
+    lines = []
+    marked = False
+    for problem, contenders in _by_problem(pool(rows)).items():
+        lines.append("")
+        lines.append(f"{contenders[0].case.suite} {problem}")
+        baseline = _baseline(contenders, baselines)
+        cells = [_COLUMNS]
+        for contender in contenders:
+            line, mark = _cells(contender, baseline, ceilings)
+            marked |= mark
+            cells.append(line)
+        lines += _aligned(cells)
+    lines.append("")
+    lines.append(_legend(ceilings))
+    if marked:
+        lines.append(
+            "* the products of the two run in different precisions: not a like-for-like ratio"
+        )
+    return "\n".join(lines)
+
+
+def _legend(ceilings: dict[str, Any]) -> str:
+    peaks = ", ".join(f"{name} {value:.4g}" for name, value in ceilings["gflops"].items())
+    return (
+        f"ceilings ({ceilings['method']}): GFLOP/s {peaks}; read {ceilings['read_gb_s']:.4g} GB/s. "
+        "ratio: to the baseline (its line has 1); below 1 is faster."
+    )
+
+
+def _by_problem(pooled: list[Pooled]) -> dict[str, list[Pooled]]:
+    problems: dict[str, list[Pooled]] = {}
+    for contender in pooled:
+        problems.setdefault(contender.case.problem.label(), []).append(contender)
+    return problems
+
+
+def _baseline(contenders: list[Pooled], baselines: dict[str, str]) -> Pooled | None:
+    timed = [contender for contender in contenders if contender.median_ms is not None]
+    named = [c for c in timed if c.impl == baselines.get(c.run)]
+    return named[0] if named else None
+
+
+def _cells(
+    contender: Pooled, baseline: Pooled | None, ceilings: dict[str, Any]
+) -> tuple[tuple[str, ...], bool]:
+    name = contender.key
+    if contender.error is not None:
+        return (name, contender.error), False
+    if contender.longest_seq is not None:
+        return (name, f"longest {contender.longest_seq}", f"limit: {contender.limit}"), False
+    if contender.peak_mb is not None and contender.median_ms is None:
+        return (
+            name,
+            f"peak {contender.peak_mb:.1f} MiB",
+            f"inputs {contender.inputs_mb:.1f}",
+        ), False
+    assert contender.median_ms is not None
+    ratio, mark = "", False
+    if baseline is not None and baseline.median_ms:
+        mark = baseline.precision != contender.precision
+        ratio = f"{contender.median_ms / baseline.median_ms:.3f}{'*' if mark else ''}"
+    amount = work.count(contender.case)
+    tflops = amount.tflops(contender.median_ms)
+    gb_per_s = amount.gb_per_s(contender.median_ms)
+    peak = peak_gflops(contender.case, contender.precision, ceilings)
+    read = ceilings.get("read_gb_s")
+    line = (
+        name,
+        f"{contender.median_ms:.4g}",
+        f"{contender.q1_ms:.4g}..{contender.q3_ms:.4g}",
+        ratio,
+        f"{tflops:.3g}",
+        f"{100e3 * tflops / peak:.0f}" if peak else "",
+        f"{gb_per_s:.3g}",
+        f"{100 * gb_per_s / read:.0f}" if read else "",
+        "" if contender.rel_err is None else f"{contender.rel_err:.1e}",
+        "" if contender.xla_temp_mb is None else f"{contender.xla_temp_mb:.1f}",
+    )
+    return line, mark
+
+
+def peak_gflops(case: Case, precision: str, ceilings: dict[str, Any]) -> float | None:
+    """The ceiling that percentages refer to: the precision's own."""
+    return ceilings_module.compute_gflops(ceilings, precision)
+
+
+def _aligned(cells: list[tuple[str, ...]]) -> list[str]:
+    """Columns padded to their widest cell; texts of error lines do not widen a column."""
+    full = [line for line in cells if len(line) == len(_COLUMNS)]
+    widths = [max(len(line[i]) for line in full) for i in range(len(_COLUMNS))]
+    widths[0] = max(len(line[0]) for line in cells)
+    lines = []
+    for line in cells:
+        if len(line) == len(_COLUMNS):
+            rest = "  ".join(
+                cell.rjust(width) for cell, width in zip(line[1:], widths[1:], strict=True)
+            )
+        else:
+            rest = "  ".join(line[1:])
+        lines.append(f"  {line[0].ljust(widths[0])}  {rest}".rstrip())
+    return lines
