@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Resolves bazel/*/requirements/*.in to lock files with a hash for every wheel.
 
-`bazel run //tools:lock` keeps every present pin that the requirements still allow; `--upgrade` lets all of them move and
-`--upgrade_package=NAME` only one. `--check` writes nothing and fails where a lock would change. pip does the resolving, so
-indexes, mirrors and credentials are whatever pip is set up with.
+`bazel run //tools:lock` keeps every present pin that the requirements still allow; `--upgrade` lets
+all of them move and `--upgrade_package=NAME` only one. `--check` writes nothing and fails where a
+lock would change. pip does the resolving, so indexes, mirrors and credentials are whatever pip is
+set up with.
 
-One lock is made per Python version, because JAX's newest release differs between them, and only for Linux on x86-64. A
-Python version that is not installed keeps its locks and is named at the end.
+One lock is made per Python version, because JAX's newest release differs between them, and only for
+Linux on x86-64. A Python version that is not installed keeps its locks and is named at the end.
 """
 
 import argparse
@@ -21,13 +22,14 @@ import tempfile
 
 PYTHON_VERSIONS = ("3.11", "3.12", "3.13")
 
-# Extra sites are searched beside `runtime`, so they repeat none of its packages and agree with its versions.
+# Extra sites are searched beside `runtime`, so they repeat none of its packages and agree with its
+# versions.
 BASE_SITE = "runtime"
 EXTRA_SITES = ("test", "peers", "cuda")
 STANDALONE_SITES = ("floor", "lint")
 
-# torch exists as a CPU build and as a CUDA build of one version. What only the CUDA build needs is locked apart, so that a
-# machine with the CPU build does not download gigabytes that it cannot use.
+# torch exists as a CPU build and as a CUDA build of one version. What only the CUDA build needs is
+# locked apart, so that a machine with the CPU build does not download gigabytes that it cannot use.
 TORCH_CUDA_SITE = "peers_torch_cuda"
 TORCH_CUDA_ONLY = re.compile(r"^(nvidia-|cuda-|triton$)")
 
@@ -39,7 +41,7 @@ HEADER = """\
 
 @dataclasses.dataclass
 class Pin:
-    """One locked package: its exact version and the hashes of every wheel of it that may be installed."""
+    """One locked package: its exact version and the hashes of every wheel that may be installed."""
 
     version: str
     hashes: set[str]
@@ -86,7 +88,11 @@ def find_python(version: str) -> str | None:
     for candidate in candidates:
         try:
             out = subprocess.run(
-                [candidate, "-c", "import sys, pip; print('%d.%d' % sys.version_info[:2], sys.executable)"],
+                [
+                    candidate,
+                    "-c",
+                    "import sys, pip; print('%d.%d' % sys.version_info[:2], sys.executable)",
+                ],
                 capture_output=True,
                 text=True,
                 check=True,
@@ -117,20 +123,28 @@ def resolve(python: str, requirements: list[str], constraints: dict[str, str]) -
         )
         report = folder / "report.json"
         result = subprocess.run(
-            [python, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet"]
-            + ["--only-binary=:all:", f"--report={report}"]
-            + ["-r", str(folder / "requirements.txt"), "-c", str(folder / "constraints.txt")],
+            [
+                *(python, "-m", "pip", "install", "--dry-run", "--ignore-installed", "--quiet"),
+                *("--only-binary=:all:", f"--report={report}"),
+                f"--requirement={folder / 'requirements.txt'}",
+                f"--constraint={folder / 'constraints.txt'}",
+            ],
             capture_output=True,
             text=True,
             check=False,
         )
         if result.returncode != 0:
-            sys.exit(f"lock: pip could not resolve {', '.join(requirements)}:\n{result.stderr}")
+            sys.exit(
+                f"lock: pip could not resolve {', '.join(requirements)}:\n{result.stderr}"
+                "lock: where a present pin stands in the way: --upgrade_package=NAME or --upgrade"
+            )
         installed = json.loads(report.read_text())["install"]
     lock: Lock = {}
     for item in installed:
         sha256 = item["download_info"]["archive_info"]["hashes"]["sha256"]
-        lock[canonical(item["metadata"]["name"])] = Pin(item["metadata"]["version"], {f"sha256:{sha256}"})
+        lock[canonical(item["metadata"]["name"])] = Pin(
+            item["metadata"]["version"], {f"sha256:{sha256}"}
+        )
     return lock
 
 
@@ -146,7 +160,7 @@ def pins(lock: Lock) -> dict[str, str]:
 
 
 def resolve_peers(python: str, requirements: list[str], constraints: dict[str, str]) -> Lock:
-    """Resolves the peers with the hashes of torch's CPU build and of its CUDA build, where pip finds both."""
+    """Resolves the peers with the hashes of torch's CPU and CUDA builds, where pip finds both."""
     lock = resolve(python, requirements, constraints)
     torch = lock["torch"]
     public = torch.version.split("+")[0]
@@ -155,7 +169,9 @@ def resolve_peers(python: str, requirements: list[str], constraints: dict[str, s
         exact = [f"torch==={public}" if r.startswith("torch") else r for r in requirements]
         # A version constraint would let the local build in again.
         others = {name: version for name, version in constraints.items() if name != "torch"}
-        with_cuda = resolve(python, exact, others | {n: v for n, v in pins(lock).items() if n != "torch"})
+        with_cuda = resolve(
+            python, exact, others | {n: v for n, v in pins(lock).items() if n != "torch"}
+        )
         with_cuda["torch"].hashes |= torch.hashes
         lock = with_cuda
     lock["torch"].version = public
@@ -182,7 +198,9 @@ class Locker:
     def lock_python(self, version: str, python: str) -> None:
         """Makes the locks of one Python version."""
         folder = self._workspace / "bazel/python"
-        requirements = {p.stem: read_requirements(p) for p in sorted((folder / "requirements").glob("*.in"))}
+        requirements = {
+            p.stem: read_requirements(p) for p in sorted((folder / "requirements").glob("*.in"))
+        }
 
         def path(site: str) -> pathlib.Path:
             return folder / "locks" / f"{site}-{version}.txt"
@@ -218,10 +236,16 @@ class Locker:
 def main() -> None:
     """Entry point."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--upgrade", action="store_true", help="let every pin move to the newest version")
+    parser.add_argument(
+        "--upgrade", action="store_true", help="let every pin move to the newest version"
+    )
     parser.add_argument("--upgrade_package", action="append", default=[], metavar="NAME")
-    parser.add_argument("--check", action="store_true", help="write nothing; fail where a lock would change")
-    parser.add_argument("--python", action="append", choices=PYTHON_VERSIONS, help="only these versions")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing; fail where a lock would change"
+    )
+    parser.add_argument(
+        "--python", action="append", choices=PYTHON_VERSIONS, help="only these versions"
+    )
     args = parser.parse_args()
 
     workspace = pathlib.Path(os.environ.get("BUILD_WORKSPACE_DIRECTORY", os.getcwd()))
@@ -237,7 +261,9 @@ def main() -> None:
         locker.lock_python(version, python)
         found[version] = python
     if not found:
-        sys.exit("lock: found no Python with pip among " + ", ".join(args.python or PYTHON_VERSIONS))
+        sys.exit(
+            "lock: found no Python with pip among " + ", ".join(args.python or PYTHON_VERSIONS)
+        )
     locker.lock_cuda(next(iter(found.values())))
 
     changed = [p for p, text in locker.files.items() if not p.exists() or p.read_text() != text]

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The Python that tests run in: the locked packages and nothing that the machine happens to have."""
+"""Tests run with the locked packages, and with nothing that the machine happens to have."""
 
 import importlib.metadata
 import os

@@ -32,7 +32,14 @@ def parse_architectures(text, known, source):
     return struct(machine_code = sorted(machine_code), ptx = sorted(ptx))
 
 def gencode_options(architectures):
-    """Returns nvcc's options for the result of parse_architectures."""
+    """Makes nvcc's options of a list of architectures.
+
+    Args:
+      architectures: what parse_architectures returned.
+
+    Returns:
+      One -gencode option for each GPU architecture.
+    """
     options = []
     for suffix in architectures.machine_code:
         code = "sm_" + suffix

@@ -4,7 +4,7 @@
 Nothing of a CUDA installation on the machine is looked at.
 """
 
-load("//bazel/python/private:sites.bzl", "PIP_ENVIRON", "pip_install", "read_interpreter")
+load("//bazel/python:pip.bzl", "PIP_ENVIRON", "pip_install", "read_interpreter")
 load(":architectures.bzl", "DEFAULT_ARCHITECTURES", "parse_architectures")
 load(":versions.bzl", "CUDA_VERSIONS", "DEFAULT_CUDA_VERSION")
 

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs pytest under `bazel test` and `bazel run //tests:pytest`.
 
-Arguments before `--` are test files and pytest's own options; arguments after it are pytest's too. Bazel's test protocol is
-translated: the filter, the XML report, the scratch folder and the shards.
+Arguments before `--` are test files and pytest's own options; arguments after it are pytest's too.
+Bazel's test protocol is translated: the filter, the XML report, the scratch folder and the shards.
 """
 
 import os
@@ -21,7 +21,9 @@ class _Shard:
         self.collected = 0
 
     @pytest.hookimpl(trylast=True)
-    def pytest_collection_modifyitems(self, config: pytest.Config, items: list[pytest.Item]) -> None:
+    def pytest_collection_modifyitems(
+        self, config: pytest.Config, items: list[pytest.Item]
+    ) -> None:
         self.collected = len(items)
         mine = items[self._index :: self._total]
         others = [item for i, item in enumerate(items) if i % self._total != self._index]
@@ -68,7 +70,8 @@ def main() -> int:
 
     code = pytest.main(options + _arguments(sys.argv[1:]), plugins=plugins)
     if code == pytest.ExitCode.NO_TESTS_COLLECTED:
-        # Nothing to run is a mistake, except where a filter or an empty shard left nothing on purpose.
+        # Nothing to run is a mistake, except where a filter or an empty shard left nothing on
+        # purpose.
         if filtered or (shard is not None and shard.collected > 0):
             return 0
         print("pytest_runner: no test was collected", file=sys.stderr)

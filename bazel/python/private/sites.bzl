@@ -6,58 +6,10 @@ JAX's plugins are namespace packages and entry points, and the CUDA wheels' libr
 handed to Bazel as one directory: listing its ten thousand files would cost more than every test.
 """
 
+load("//bazel/python:pip.bzl", "PIP_ENVIRON", "pip", "pip_install", "read_interpreter")
 load(":versions.bzl", "SITES", "lock_file")
 
-PIP_ENVIRON = ["HERMETIC_WHEELHOUSE"]
-
 _FOLDER = "packages"
-
-def read_interpreter(rctx):
-    """Returns what @python//:interpreter.json says about the interpreter."""
-    return json.decode(rctx.read(rctx.path(Label("@python//:interpreter.json"))))
-
-def pip(rctx, python, arguments, what):
-    """Runs pip, with the wheelhouse in place of every index if there is one, and fails with its words.
-
-    Args:
-      rctx: the repository context.
-      python: path of the interpreter whose pip is used.
-      arguments: the arguments after `pip`.
-      what: what is being fetched, for the error.
-    """
-    if rctx.execute([python, "-m", "pip", "--version"]).return_code != 0:
-        fail("%s has no pip, which fetches %s; install it (Debian and Ubuntu: apt-get install python3-pip)" % (python, what))
-    wheelhouse = rctx.os.environ.get("HERMETIC_WHEELHOUSE", "")
-    source = []
-    if wheelhouse:
-        workspace = rctx.path(Label("@//:WORKSPACE")).dirname
-        folder = rctx.path(wheelhouse if wheelhouse.startswith("/") else "%s/%s" % (workspace, wheelhouse))
-        if not folder.exists:
-            fail("HERMETIC_WHEELHOUSE is '%s', which is no folder; fill it with `bazel run //tools:wheelhouse`" % wheelhouse)
-        source = ["--no-index", "--find-links=%s" % folder]
-    result = rctx.execute(
-        [python, "-m", "pip"] + arguments + source + ["--quiet", "--disable-pip-version-check"],
-        timeout = 3600,
-        # Settings of a user's own virtual environments would only get in the way of --target.
-        environment = {"PIP_REQUIRE_VIRTUALENV": "0", "PIP_USER": "0", "PYTHONPATH": "", "PYTHONHOME": ""},
-    )
-    if result.return_code != 0:
-        lines = [line for line in result.stderr.splitlines() if not line.startswith("WARNING: Location")]
-        fail("pip could not fetch %s%s:\n%s" %
-             (what, " from the wheelhouse " + wheelhouse if wheelhouse else "", "\n".join(lines)))
-
-def pip_install(rctx, python, lock, target, what):
-    """Installs exactly what a lock file lists, hashes checked, into a folder."""
-    pip(rctx, python, [
-        "install",
-        "--require-hashes",
-        "--no-deps",
-        "--only-binary=:all:",
-        "--no-compile",
-        "--no-warn-script-location",
-        "--target=" + target,
-        "--requirement=" + str(rctx.path(lock)),
-    ], what)
 
 def _needs_torch_cuda(rctx):
     """Tells whether the torch that pip chose is the CUDA build, whose libraries are locked apart."""

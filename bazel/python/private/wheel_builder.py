@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Packs a wheel with equal bytes for equal inputs: fixed times and modes, sorted entries.
 
-The platform tag is read from the libraries themselves: the newest glibc symbol version that any of them asks for. So the wheel
-never promises a system that its own libraries refuse.
+The platform tag is read from the libraries themselves: the newest glibc symbol version that any of
+them asks for. So the wheel never promises a system that its own libraries refuse.
 """
 
 import argparse
@@ -51,7 +51,9 @@ def needed_glibc(data: bytes, name: str) -> tuple[int, int]:
       ValueError: it is another kind of file, or for another machine than x86-64.
     """
     if data[:6] != b"\x7fELF\x02\x01" or struct.unpack_from("<H", data, 18)[0] != 62:
-        raise ValueError(f"{name}: got no ELF file for x86-64; allowed: shared libraries for Linux x86-64")
+        raise ValueError(
+            f"{name}: got no ELF file for x86-64; allowed: shared libraries for Linux x86-64"
+        )
     section_table = struct.unpack_from("<Q", data, 40)[0]
     entry_size, count = struct.unpack_from("<HH", data, 58)
     sections = []
