@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// From XLA's call frame to the plain data of call.h.
+#pragma once
+
+#include <string>
+
+#include "kernels/ffi/call.h"
+#include "kernels/ffi/schema.h"
+#include "xla/ffi/api/ffi.h"
+
+namespace attention::ffi {
+
+inline Element to_element(xla::ffi::DataType type) {
+  switch (type) {
+    case xla::ffi::DataType::F32:
+      return Element::kFloat32;
+    case xla::ffi::DataType::BF16:
+      return Element::kBFloat16;
+    case xla::ffi::DataType::F16:
+      return Element::kFloat16;
+    case xla::ffi::DataType::PRED:
+      return Element::kBool;
+    case xla::ffi::DataType::S32:
+      return Element::kInt32;
+    case xla::ffi::DataType::U32:
+      return Element::kUInt32;
+    case xla::ffi::DataType::U8:
+      return Element::kUInt8;
+    default:
+      return Element::kOther;
+  }
+}
+
+inline Buffer to_buffer(const xla::ffi::AnyBuffer& buffer) {
+  static_assert(sizeof(int64_t) == sizeof(i64), "64-bit sizes");
+  return {to_element(buffer.element_type()),
+          reinterpret_cast<const i64*>(buffer.dimensions().begin()),
+          static_cast<int>(buffer.dimensions().size()), buffer.untyped_data()};
+}
+
+// The buffers and attributes of one call.
+class Frame {
+ public:
+  Frame(const xla::ffi::RemainingArgs& args, const xla::ffi::RemainingRets& rets,
+        const xla::ffi::Dictionary& dictionary) {
+    if (args.size() > kMaxBuffers || rets.size() > kMaxBuffers) {
+      error_ = "too many operands or results";
+      return;
+    }
+    for (size_t i = 0; i < args.size() && ok(); ++i) {
+      const auto buffer = args.get<xla::ffi::AnyBuffer>(i);
+      if (buffer.has_error())
+        error_ = buffer.error().message();
+      else
+        operands_[operand_count_++] = to_buffer(*buffer);
+    }
+    for (size_t i = 0; i < rets.size() && ok(); ++i) {
+      auto buffer = rets.get<xla::ffi::AnyBuffer>(i);
+      if (buffer.has_error())
+        error_ = buffer.error().message();
+      else
+        results_[result_count_++] = to_buffer(**buffer);
+    }
+#define ATTENTION_READ(name, cpp_type, type) read<cpp_type>(dictionary, #name, &attributes_.name);
+    ATTENTION_ATTRIBUTES(ATTENTION_READ)
+#undef ATTENTION_READ
+    xla::ffi::Span<const int64_t> divs;
+    read<xla::ffi::Span<const int64_t>>(dictionary, ATTENTION_BATCH_DIV, &divs);
+    attributes_.batch_div = reinterpret_cast<const i64*>(divs.begin());
+    attributes_.batch_div_size = static_cast<int>(divs.size());
+  }
+
+  bool ok() const { return error_.empty(); }
+  const std::string& error() const { return error_; }
+  BufferList operands() const { return {operands_, operand_count_}; }
+  BufferList results() const { return {results_, result_count_}; }
+  const Attributes& attributes() const { return attributes_; }
+
+ private:
+  template <typename T, typename U>
+  void read(const xla::ffi::Dictionary& dictionary, const char* name, U* value) {
+    if (!ok()) return;
+    const auto found = dictionary.get<T>(name);
+    if (found.has_error()) {
+      error_ = std::string("attribute ") + name + ": " + found.error().message();
+    } else {
+      *value = *found;
+    }
+  }
+
+  static constexpr size_t kMaxBuffers = 32;
+  Buffer operands_[kMaxBuffers];
+  Buffer results_[kMaxBuffers];
+  int operand_count_ = 0;
+  int result_count_ = 0;
+  Attributes attributes_;
+  std::string error_;
+};
+
+inline xla::ffi::Error to_error(const char* target, const char* message) {
+  return xla::ffi::Error::InvalidArgument(std::string(target) + ": " + message);
+}
+
+}  // namespace attention::ffi
+
+// Names of targets: attention_fwd_cpu_v1.
+#define ATTENTION_TARGET_3(operation, library, abi) attention_##operation##_##library##_v##abi
+#define ATTENTION_TARGET_2(operation, library, abi) ATTENTION_TARGET_3(operation, library, abi)
+#define ATTENTION_TARGET(operation, library) ATTENTION_TARGET_2(operation, library, ATTENTION_ABI)
+#define ATTENTION_TARGET_TEXT_2(name) #name
+#define ATTENTION_TARGET_TEXT(name) ATTENTION_TARGET_TEXT_2(name)
