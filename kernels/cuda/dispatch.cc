@@ -1,0 +1,135 @@
+// SPDX-License-Identifier: Apache-2.0
+// The launchers: check the arguments, choose the translation unit and the variant, launch.
+#include "kernels/cuda/attention.h"
+#include "kernels/cuda/units.h"
+
+namespace attention::cuda {
+namespace {
+
+using ForwardUnit = Status (*)(const ForwardLaunch&);
+using BackwardUnit = Status (*)(const BackwardLaunch&);
+
+struct Unit {
+  DType dtype;
+  HeadBucket bucket;
+  ForwardUnit forward;
+  BackwardUnit backward;
+};
+
+constexpr DType dtype_f32 = DType::kFloat32;
+constexpr DType dtype_bf16 = DType::kBFloat16;
+constexpr DType dtype_f16 = DType::kFloat16;
+
+#define ATTENTION_UNIT_ENTRY(dtype, d, dv) \
+  {dtype_##dtype, {d, dv}, forward_##dtype##_##d##_##dv, backward_##dtype##_##d##_##dv},
+
+const Unit kUnits[] = {ATTENTION_FOR_EACH_BUCKET(ATTENTION_UNIT_ENTRY, f32)
+                           ATTENTION_FOR_EACH_BUCKET(ATTENTION_UNIT_ENTRY, bf16)
+                               ATTENTION_FOR_EACH_BUCKET(ATTENTION_UNIT_ENTRY, f16)};
+
+const Unit* find_unit(DType dtype, HeadBucket bucket) {
+  for (const Unit& unit : kUnits) {
+    if (unit.dtype == dtype && unit.bucket == bucket) return &unit;
+  }
+  return nullptr;
+}
+
+const char* name_of(DType dtype) {
+  switch (dtype) {
+    case DType::kFloat32:
+      return "float32";
+    case DType::kBFloat16:
+      return "bfloat16";
+    case DType::kFloat16:
+      return "float16";
+  }
+  return "unknown dtype";
+}
+
+// The lean kernels: positions alone decide about the mask, the scale is folded into the exponent
+// (which needs scale > 0) and rows move in 16-byte pieces.
+bool is_lean(const Problem& p) {
+  const i64 size = size_of(p.dtype);
+  const bool plain = !p.scale_array.data && p.scale > 0.f && p.soft_cap == 0.f && !p.bias.data &&
+                     !p.alibi_slopes.data && !p.q_segments.data && !p.prefix_lengths.data &&
+                     !p.mask.data && !p.block_mask.index && p.dropout.threshold == 0;
+  return plain && p.d * size % 16 == 0 && p.dv * size % 16 == 0;
+}
+
+Status missing_unit(const char* operation, const Problem& p) {
+  return Status::error("attention %s: no kernel for %s with head dims %lld and %lld in this build",
+                       operation, name_of(p.dtype), static_cast<long long>(p.d),
+                       static_cast<long long>(p.dv));
+}
+
+Status check_sizes(const char* operation, const Problem& p) {
+  // Positions, head numbers and tile counts are 32-bit inside the kernels; products of them are
+  // not.
+  constexpr i64 kLargest = i64{1} << 30;
+  if (p.lq >= kLargest || p.lkv >= kLargest || p.lq * p.group() >= kLargest ||
+      p.batch >= kLargest || p.hq >= kLargest) {
+    return Status::error("attention %s: batch, heads, Lq * group and Lkv must be below 2^30",
+                         operation);
+  }
+  return Status();
+}
+
+}  // namespace
+
+Status forward(const ForwardArgs& args, Stream stream) {
+  const Problem& p = args.problem;
+  if (p.batch == 0 || p.lq == 0 || p.hq == 0) return Status();
+  if (Status status = check_sizes("forward", p); !status.ok()) return status;
+  const HeadBucket bucket = head_bucket(p.d, p.dv);
+  const Unit* unit = find_unit(p.dtype, bucket);
+  if (unit == nullptr || unit->forward == nullptr) return missing_unit("forward", p);
+  Device device;
+  if (Status status = current_device(&device); !status.ok()) return status;
+
+  const int size = size_of(p.dtype);
+  ForwardLaunch call{};
+  call.lean = is_lean(p);
+  call.stream = stream;
+  call.rows = static_cast<int>(args.tuning.block_q);
+  // The planner does not see the sign of the scale: a scale <= 0 needs the general variant, which
+  // has no 128-row kernel.
+  if (call.rows == 128 && !call.lean) call.rows = 64;
+  if (call.rows != 16 && call.rows != 64 &&
+      !(call.rows == 128 && forward_has_128_rows(size, bucket.d))) {
+    return Status::error("attention forward: block_q got %lld; allowed: 16, 64, 128 as planned",
+                         static_cast<long long>(args.tuning.block_q));
+  }
+  const ForwardShape shape = forward_shape(call.rows, size, bucket.d);
+  const i64 block_k = args.tuning.block_k;
+  const i64 splits = args.tuning.num_splits;
+  const int stages = block_k > 0 && block_k % shape.keys == 0
+                         ? forward_stages(call.rows, size, bucket, block_k, device.shared_memory)
+                         : 0;
+  if (stages == 0) {
+    return Status::error("attention forward: block_k got %lld, which this kernel cannot run with",
+                         static_cast<long long>(block_k));
+  }
+  const i64 rows = p.batch * p.lq * p.hq;
+  const i64 needed = forward_workspace_bytes(splits, rows, p.dv);
+  if (splits < 1 || splits > (i64{1} << 20) || args.workspace_bytes < needed) {
+    return Status::error(
+        "attention forward: num_splits %lld needs %lld bytes of workspace, got %lld",
+        static_cast<long long>(splits), static_cast<long long>(needed),
+        static_cast<long long>(args.workspace_bytes));
+  }
+
+  ForwardParams& params = call.params;
+  params.problem = p;
+  params.out = args.out;
+  params.lse = args.lse;
+  params.partial_out = static_cast<float*>(args.workspace);
+  params.partial_lse = splits > 1 ? params.partial_out + splits * rows * p.dv : nullptr;
+  params.pack = shape.packed ? static_cast<i32>(p.group()) : 1;
+  params.row_blocks = static_cast<i32>(forward_row_blocks(shape, p.lq, p.group()));
+  params.splits = static_cast<i32>(splits);
+  params.block_k = static_cast<i32>(block_k);
+  params.stages = stages;
+  return unit->forward(call);
+}
+
+}  // namespace attention::cuda
