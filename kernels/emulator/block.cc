@@ -14,6 +14,9 @@ namespace {
 
 constexpr u32 kFullMask = 0xffffffffu;
 
+// Ends the emulated thread that did something wrong; unwinds its stack up to thread_main.
+struct Failure {};
+
 std::string hex(u32 mask) {
   char text[16];
   std::snprintf(text, sizeof(text), "0x%08x", mask);
@@ -107,8 +110,7 @@ u32 Block::random() {
   return static_cast<u32>((z ^ (z >> 31)) >> 32);
 }
 
-// ---- scheduling
-// -----------------------------------------------------------------------------------------------------
+// ---- scheduling ----
 
 namespace {
 
@@ -177,6 +179,7 @@ void Block::block_current() {
 }
 
 Outcome Block::run() {
+  moved_ = false;
   for (;;) {
     int w = 0, l = 0;
     if (!pick(&w, &l)) {
@@ -202,6 +205,7 @@ Outcome Block::run() {
       return Outcome::kFailed;
     }
     current_ = nullptr;
+    moved_ = true;
     switch_to(*threads_[static_cast<std::size_t>(w * kWarp + l)]);
     current_thread = nullptr;
     if (failed_) return Outcome::kFailed;
@@ -220,14 +224,21 @@ Outcome Block::run() {
 void Block::thread_main(void* argument) {
   Thread& thread = *static_cast<Thread*>(argument);
   Block& block = *thread.state.owner;
-  block.program_.run(block.program_.params);
+  try {
+    block.program_.run(block.program_.params);
+    if (!thread.copies.empty()) {
+      block.fail("returns with asynchronous copies in flight: async_wait<0> is missing");
+    }
+  } catch (const Failure&) {
+    block.failed_ = true;
+  }
+  // Outside the handler: a fiber switch within it would confuse the run-time's list of exceptions.
+  if (block.failed_) Fiber::switch_to(thread.fiber, block.host_, true);
   block.finish_thread();
 }
 
 void Block::finish_thread() {
   Thread& me = *current_;
-  if (!me.copies.empty())
-    fail("returns with asynchronous copies in flight: async_wait<0> is missing");
   me.exited = true;
   Warp& warp = warps_[static_cast<std::size_t>(me.warp)];
   warp.exited |= 1u << me.lane;
@@ -248,13 +259,10 @@ void Block::finish_thread() {
 
 void Block::fail(const std::string& what) {
   report_ = where() + ": " + what;
-  failed_ = true;
-  Fiber::switch_to(current_->fiber, host_, true);
-  __builtin_unreachable();
+  throw Failure();
 }
 
-// ---- collectives
-// ----------------------------------------------------------------------------------------------------
+// ---- collectives ----
 
 void Block::collective(Collective kind, u32 detail, void* operands) {
   Thread& me = *current_;
@@ -409,8 +417,7 @@ void Block::wait_until_equal(const u32* p, u32 value) {
   block_current();
 }
 
-// ---- asynchronous copies
-// --------------------------------------------------------------------------------------------
+// ---- asynchronous copies ----
 
 void Block::issue_copy(const PendingCopy& copy) {
   Thread& me = *current_;
@@ -450,8 +457,7 @@ void Block::wait_copies(int pending) {
   for (std::size_t& end : me.group_ends) end -= done;
 }
 
-// ---- reports
-// --------------------------------------------------------------------------------------------------------
+// ---- reports ----
 
 std::string Block::describe_deadlock() const {
   std::string text = where() + ": deadlock";

@@ -103,6 +103,8 @@ class Block {
   // Runs until the block has finished, or all that is left waits for other blocks, or it did
   // something wrong.
   Outcome run();
+  // Whether the last run() executed anything.
+  bool moved() const { return moved_; }
   const std::string& report() const { return report_; }
   u64 index() const { return index_; }
   Counters& counters() { return counters_; }
@@ -110,8 +112,8 @@ class Block {
   // For reports of deadlocks between blocks.
   std::string describe_waiting() const;
 
-  // ---- called by emulated threads
-  // -----------------------------------------------------------------------------------
+  // ---- called by emulated threads ----
+
   Thread& current() { return *current_; }
   void collective(Collective kind, u32 detail, void* operands);
   bool barrier(int id, int threads, bool predicate);
@@ -149,6 +151,7 @@ class Block {
   u32 ready_warps_ = 0;
   int live_ = 0;
   bool failed_ = false;
+  bool moved_ = false;
   std::string report_;
   u64 random_state_ = 1;
   SharedMemory shared_;

@@ -26,8 +26,7 @@ extern thread_local ThreadState* current_thread __attribute__((tls_model("initia
 
 inline ThreadState& self() { return *current_thread; }
 
-// ---- memory
-// ---------------------------------------------------------------------------------------------------------
+// ---- memory ----
 
 // Cold paths of the accessors below; `what` names the kind of access in a report.
 void report_misaligned(const void* p, int bytes, const char* what);
@@ -82,8 +81,7 @@ void async_copy(void* to, const void* from, int bytes, int valid_bytes);
 void async_commit();
 void async_wait(int pending);
 
-// ---- collectives
-// ----------------------------------------------------------------------------------------------------
+// ---- collectives ----
 
 enum class MmaInput : u32 { kBf16, kF16, kTf32 };
 
@@ -98,8 +96,7 @@ void sync_warp();
 bool block_barrier(int id, int threads, bool predicate);
 void barrier_arrive(int id, int threads);
 
-// ---- between blocks
-// -------------------------------------------------------------------------------------------------
+// ---- between blocks ----
 
 u32 atomic_add(u32* p, u32 x);
 void fence_grid();

@@ -4,7 +4,6 @@
 
 #include <atomic>
 #include <cstring>
-#include <deque>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -34,93 +33,108 @@ void add_counters(const Counters& c) {
 }
 
 // What the host threads of one run share.
-struct Grid {
-  Grid(const Program& p, const Options& o, u64 n) : program(p), options(o), blocks(n) {}
-  const Program& program;
-  const Options& options;
-  u64 blocks;
-  std::atomic<u64> next{0};
-  std::atomic<u64> finished{0};
-  std::atomic<bool> stop{false};
-  std::mutex mutex;
-  std::string report;
-  int idle = 0;           // host threads that found nothing to do since...
-  u64 idle_finished = 0;  // ...this many blocks had finished
+//
+// Deadlock between blocks: a host thread whose blocks all wait notes the value that `progress` had
+// before it looked at them. When every host thread has noted the present value, nobody has moved
+// since anybody looked, and nobody ever will.
+class Grid {
+ public:
+  Grid(const Program& program, const Options& options, u64 blocks, int host_threads)
+      : program_(program),
+        options_(options),
+        blocks_(blocks),
+        stuck_at_(static_cast<std::size_t>(host_threads), kMoving) {}
+
+  // One host thread: keeps up to max_waiting_blocks blocks alive and goes round them.
+  void work(std::size_t host_thread);
+
+  const std::string& report() const { return report_; }
+
+ private:
+  static constexpr u64 kMoving = ~u64{0};
+  static constexpr u64 kGone = ~u64{0} - 1;
 
   void fail(const std::string& what) {
-    std::lock_guard<std::mutex> lock(mutex);
-    if (report.empty()) report = what;
-    stop = true;
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (report_.empty()) report_ = what;
+    stop_ = true;
   }
+
+  void set_stuck(std::size_t host_thread, u64 value) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stuck_at_[host_thread] = value;
+  }
+
+  // True when no host thread can ever go on.
+  bool note_stuck(std::size_t host_thread, u64 seen) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    stuck_at_[host_thread] = seen;
+    const u64 now = progress_;
+    for (u64 at : stuck_at_) {
+      if (at != now && at != kGone) return false;
+    }
+    return true;
+  }
+
+  // Runs a block as far as it goes; returns whether it moved at all.
+  bool advance(Block& block, Outcome* outcome) {
+    *outcome = block.run();
+    if (*outcome == Outcome::kFailed) fail(block.report());
+    if (*outcome == Outcome::kWaiting && !block.moved()) return false;
+    ++progress_;
+    return true;
+  }
+
+  const Program& program_;
+  const Options& options_;
+  const u64 blocks_;
+  std::atomic<u64> next_{0};
+  std::atomic<u64> progress_{0};
+  std::atomic<bool> stop_{false};
+  std::mutex mutex_;  // of what follows
+  std::vector<u64> stuck_at_;
+  std::string report_;
 };
 
-// One host thread: keeps up to max_waiting_blocks blocks alive and goes round them.
-void work(Grid& grid, int threads) {
+void Grid::work(std::size_t host_thread) {
   std::vector<std::unique_ptr<Block>> spare;
-  std::deque<std::unique_ptr<Block>> waiting;
-  const auto limit = static_cast<std::size_t>(grid.options.max_waiting_blocks);
-  bool counted_idle = false;
-  std::size_t unlucky = 0;  // waiting blocks looked at in vain since the last progress
-  u64 seen_finished = 0;
-  while (!grid.stop) {
-    std::unique_ptr<Block> block;
-    u64 index = grid.blocks;
-    if (waiting.size() < limit && grid.next < grid.blocks) index = grid.next.fetch_add(1);
-    if (index < grid.blocks) {
-      if (spare.empty()) {
-        block = std::make_unique<Block>(grid.program, grid.options);
-      } else {
-        block = std::move(spare.back());
+  std::vector<std::unique_ptr<Block>> waiting;
+  const auto limit = static_cast<std::size_t>(options_.max_waiting_blocks);
+  while (!stop_) {
+    Outcome outcome = Outcome::kFinished;
+    const u64 index = waiting.size() < limit && next_ < blocks_ ? next_.fetch_add(1) : blocks_;
+    if (index < blocks_) {
+      if (spare.empty()) spare.push_back(std::make_unique<Block>(program_, options_));
+      Block& block = *spare.back();
+      block.start(options_.reverse_blocks ? blocks_ - 1 - index : index);
+      advance(block, &outcome);
+      if (outcome == Outcome::kWaiting) {
+        waiting.push_back(std::move(spare.back()));
         spare.pop_back();
       }
-      block->start(grid.options.reverse_blocks ? grid.blocks - 1 - index : index);
-      unlucky = 0;
-    } else if (!waiting.empty()) {
-      block = std::move(waiting.front());
-      waiting.pop_front();
-    } else {
-      break;
+      continue;
     }
-    switch (block->run()) {
-      case Outcome::kFinished:
-        ++grid.finished;
-        spare.push_back(std::move(block));
-        unlucky = 0;
-        break;
-      case Outcome::kFailed:
-        grid.fail(block->report());
-        spare.push_back(std::move(block));
-        break;
-      case Outcome::kWaiting:
-        waiting.push_back(std::move(block));
-        ++unlucky;
-        break;
-    }
-    if (unlucky <= waiting.size() || waiting.empty()) continue;
-    // All blocks of this host thread wait. When all host threads are in this state and no block has
-    // finished since, nothing can ever change.
-    std::lock_guard<std::mutex> lock(grid.mutex);
-    const u64 finished = grid.finished;
-    if (!counted_idle || seen_finished != finished) {
-      if (grid.idle_finished != finished) {
-        grid.idle_finished = finished;
-        grid.idle = 0;
-        counted_idle = false;
+    if (waiting.empty()) break;
+    set_stuck(host_thread, kMoving);
+    const u64 seen = progress_;
+    bool moved = false;
+    for (std::size_t i = 0; i < waiting.size() && !stop_;) {
+      moved = advance(*waiting[i], &outcome) || moved;
+      if (outcome == Outcome::kWaiting) {
+        ++i;
+        continue;
       }
-      if (!counted_idle) ++grid.idle;
-      counted_idle = true;
-      seen_finished = finished;
-      unlucky = 0;
-    } else if (grid.idle >= threads) {
-      if (grid.report.empty()) {
-        grid.report = "deadlock between blocks: " + std::to_string(waiting.size()) +
-                      " wait for others; " + waiting.front()->describe_waiting();
-      }
-      grid.stop = true;
-    } else {
-      std::this_thread::yield();
+      spare.push_back(std::move(waiting[i]));
+      waiting.erase(waiting.begin() + static_cast<std::ptrdiff_t>(i));
     }
+    if (moved || stop_) continue;
+    if (note_stuck(host_thread, seen)) {
+      fail("deadlock between blocks: " + std::to_string(waiting.size()) +
+           " on this host thread wait for others; " + waiting.front()->describe_waiting());
+    }
+    std::this_thread::yield();
   }
+  set_stuck(host_thread, kGone);
   for (auto& b : spare) add_counters(b->counters());
   for (auto& b : waiting) add_counters(b->counters());
 }
@@ -134,19 +148,21 @@ const char* run(const Program& program) {
   report = current_options(&options);
   if (!report.empty()) return report.c_str();
   const u64 blocks = u64{program.grid[0]} * program.grid[1] * program.grid[2];
-  Grid grid(program, options, blocks);
   int threads = options.host_threads;
   if (static_cast<u64>(threads) > blocks) threads = static_cast<int>(blocks);
+  Grid grid(program, options, blocks, threads);
   ThreadState* outer = current_thread;
-  if (threads <= 1) {
-    work(grid, 1);
+  if (threads == 1) {
+    grid.work(0);
   } else {
     std::vector<std::thread> pool;
-    for (int i = 0; i < threads; ++i) pool.emplace_back([&grid, threads] { work(grid, threads); });
+    for (int i = 0; i < threads; ++i) {
+      pool.emplace_back([&grid, i] { grid.work(static_cast<std::size_t>(i)); });
+    }
     for (std::thread& t : pool) t.join();
   }
   current_thread = outer;
-  report = grid.report;
+  report = grid.report();
   return report.empty() ? nullptr : report.c_str();
 }
 

@@ -87,6 +87,7 @@ std::string SharedMemory::take(int index, int bytes, int used, void** p) {
     return "more than " + std::to_string(kMaxAllocations) + " takes of shared memory";
   }
   const int offset = round_up(offset_ + kRedZone, kAllocationAlign);
+  unpoison(arena_ + offset_, static_cast<std::size_t>(offset - offset_ + bytes) + kRedZone);
   std::memset(arena_ + offset_, kGuardByte, static_cast<std::size_t>(offset - offset_));
   std::memset(arena_ + offset, kNanByte, static_cast<std::size_t>(used));
   std::memset(arena_ + offset + used, kGuardByte,

@@ -49,9 +49,9 @@ class SharedMemory {
   // Looks at the red zones: finds stores that no check saw.
   std::string damage() const;
 
-  // ---- happens-before, as the race detector sees it
-  // ----------------------------------------------------------------- Later accesses of the warp
-  // are no longer covered by what it has released so far.
+  // ---- happens-before, as the race detector sees it ----
+
+  // Later accesses of the warp are no longer covered by what it has released so far.
   void advance(int warp) { ++clock_[warp].at[warp]; }
   VectorClock& clock(int warp) { return clock_[warp]; }
   int warps() const { return warps_; }

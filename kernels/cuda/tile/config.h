@@ -13,12 +13,15 @@
 #define ATTENTION_ON_GPU 1
 #define ATTENTION_DEVICE __device__ __forceinline__
 #define ATTENTION_UNROLL _Pragma("unroll")
+// For bodies so long that copies of them would cost more than the loop.
+#define ATTENTION_NO_UNROLL _Pragma("unroll 1")
 #else
 #define ATTENTION_ON_GPU 0
 #define ATTENTION_DEVICE inline
 // The host compiler decides for itself; full unrolling would only make the emulated build slow to
 // compile.
 #define ATTENTION_UNROLL
+#define ATTENTION_NO_UNROLL
 #endif
 
 #if !ATTENTION_ON_GPU

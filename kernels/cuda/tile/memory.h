@@ -77,8 +77,7 @@ ATTENTION_DEVICE u32 window_address(Shared<T> s) {
 }  // namespace detail
 #endif
 
-// ---- global memory
-// --------------------------------------------------------------------------------------------------
+// ---- global memory ----
 
 // Loads N elements; p is aligned to N * sizeof(T) bytes.
 template <int N = 1, typename T>
@@ -128,8 +127,7 @@ ATTENTION_DEVICE void global_store(T* p, T value) {
   global_store(p, Vec<T, 1>{{value}});
 }
 
-// ---- shared memory
-// --------------------------------------------------------------------------------------------------
+// ---- shared memory ----
 
 template <int N = 1, typename T>
 ATTENTION_DEVICE Vec<T, N> shared_load(Shared<T> s) {
@@ -158,8 +156,7 @@ ATTENTION_DEVICE void shared_store(Shared<T> s, T value) {
   shared_store(s, Vec<T, 1>{{value}});
 }
 
-// ---- the block's shared memory
-// --------------------------------------------------------------------------------------
+// ---- the block's shared memory ----
 
 // Alignment of every take: enough for the swizzles of a 128-byte line and for bulk copies.
 inline constexpr int kSharedAlign = 128;

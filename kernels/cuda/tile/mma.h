@@ -115,8 +115,7 @@ struct Accumulator {
   ATTENTION_DEVICE static int col_in_block() { return lane_index() % 4 * 2; }
 };
 
-// ---- accumulator to operand
-// -----------------------------------------------------------------------------------------
+// ---- accumulator to operand ----
 
 // The 16 x kMmaK<T> part of an accumulator at row block m and columns k_block * kMmaK<T> as an A
 // operand: no data moves between lanes. 16-bit values are rounded to nearest even; f32 keeps all
@@ -142,11 +141,10 @@ ATTENTION_DEVICE AFragment<T, kPackedOrder<T>> pack_a(const Accumulator<M, N>& a
   return a;
 }
 
-// ---- the product
-// ----------------------------------------------------------------------------------------------------
+// ---- the product ----
 
-// How f32 operands are multiplied on tensor cores. 16-bit operands need no choice: their products
-// are exact.
+// How f32 operands are multiplied on tensor cores. 16-bit operands need no choice: their
+// products are exact.
 enum class F32Products {
   kTf32,    // operands rounded to 10 mantissa bits: relative error 2^-11 a product
   kTf32x3,  // three products of split operands: about f32 accuracy at a third of the speed

@@ -48,8 +48,7 @@ ATTENTION_DEVICE Dim3 grid_size() {
 #endif
 }
 
-// ---- barriers
-// -------------------------------------------------------------------------------------------------------
+// ---- barriers ----
 
 // Waits for all threads of the block; orders their shared and global accesses.
 ATTENTION_DEVICE void sync_block() {
@@ -96,8 +95,7 @@ ATTENTION_DEVICE void named_arrive(int id, int threads) {
 #endif
 }
 
-// ---- shuffles
-// -------------------------------------------------------------------------------------------------------
+// ---- shuffles ----
 
 ATTENTION_DEVICE u32 shuffle_xor(u32 x, int mask) {
 #if ATTENTION_ON_GPU
@@ -156,8 +154,7 @@ ATTENTION_DEVICE u32 ballot(bool predicate) {
 ATTENTION_DEVICE bool any_in_warp(bool predicate) { return ballot(predicate) != 0; }
 ATTENTION_DEVICE bool all_in_warp(bool predicate) { return ballot(predicate) == 0xffffffffu; }
 
-// ---- reductions
-// -----------------------------------------------------------------------------------------------------
+// ---- reductions ----
 
 // Lanes 4g .. 4g+3 hold one row of an accumulator (mma.h); after these calls all four have the
 // row's result. The order of additions is fixed, so results are the same from run to run.
