@@ -211,6 +211,7 @@ Outcome Block::run() {
     if (failed_) return Outcome::kFailed;
     if (live_ == 0) {
       current_ = nullptr;
+      for (Warp& warp : warps_) count_conflicts(warp);
       if (std::string damage = shared_.damage(); !damage.empty()) {
         report_ = where() + ": " + damage;
         return Outcome::kFailed;
@@ -304,6 +305,7 @@ void Block::collective(Collective kind, u32 detail, void* operands) {
 // All lanes are here: does the work of the collective for all of them.
 void Block::execute(Warp& warp) {
   const int index = current_->warp;
+  if (options_.checked) count_conflicts(warp);
   switch (warp.kind) {
     case Collective::kNone:
       break;
@@ -346,6 +348,16 @@ void Block::execute(Warp& warp) {
       break;
     }
   }
+}
+
+void Block::log_access(const void* site, const void* p, int bytes) {
+  warps_[static_cast<std::size_t>(current_->warp)].banks.add(current_->lane, site, p, bytes);
+}
+
+void Block::count_conflicts(Warp& warp) {
+  const BankLog::Count count = warp.banks.flush();
+  counters_.shared_accesses += count.accesses;
+  counters_.shared_conflicts += count.conflicts;
 }
 
 void Block::arrive_at_barrier(int warp_index, int id, int threads, bool predicate, bool waits) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "kernels/emulator/bank_log.h"
 #include "kernels/emulator/device.h"
 #include "kernels/emulator/emulator.h"
 #include "kernels/emulator/fiber.h"
@@ -80,6 +81,7 @@ struct Warp {
   u32 detail = 0;     // must be the same in all lanes: barrier id and count, mma shape, ...
   int waits_at = -1;  // barrier that the complete warp waits for, or -1
   void* operands[kWarp] = {};
+  BankLog banks;
 };
 
 struct Barrier {
@@ -124,6 +126,8 @@ class Block {
   void wait_copies(int pending);
   [[noreturn]] void fail(const std::string& what);
   SharedMemory& shared() { return shared_; }
+  // Notes a shared access of the current thread for the bank-conflict counters.
+  void log_access(const void* site, const void* p, int bytes);
   std::string where() const;  // "block (x, y, z), thread t"
 
  private:
@@ -133,6 +137,7 @@ class Block {
   bool pick(int* warp, int* lane);
   void switch_to(Thread& next);
   void execute(Warp& warp);
+  void count_conflicts(Warp& warp);
   void arrive_at_barrier(int warp_index, int id, int threads, bool predicate, bool waits);
   void release_barrier(Barrier& barrier);
   std::string describe_deadlock() const;

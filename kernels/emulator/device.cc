@@ -26,11 +26,13 @@ void report_misaligned(const void* p, int bytes, const char* what) {
 void check_shared_read(const void* p, int bytes) {
   const Thread& t = block().current();
   require(block().shared().read(p, bytes, t.warp, t.lane));
+  block().log_access(__builtin_return_address(0), p, bytes);
 }
 
 void check_shared_write(const void* p, int bytes) {
   const Thread& t = block().current();
   require(block().shared().write(p, bytes, t.warp, t.lane));
+  block().log_access(__builtin_return_address(0), p, bytes);
 }
 
 void check_global_read(const void* p, int bytes, bool constant) {
@@ -60,6 +62,7 @@ void async_copy(void* to, const void* from, int bytes, int valid_bytes) {
                  std::to_string(bytes));
   }
   block().issue_copy(PendingCopy{to, from, bytes, valid_bytes});
+  if (self().checked) block().log_access(__builtin_return_address(0), to, bytes);
 }
 
 void async_commit() { block().commit_copies(); }

@@ -64,7 +64,7 @@ struct Counters {
   std::uint64_t mma = 0;       // 16 x 8 blocks multiplied
   std::uint64_t ldmatrix = 0;  // x4 loads
   std::uint64_t ldmatrix_conflicts = 0;
-  std::uint64_t shared_accesses = 0;  // warp-wide loads and stores by shared_load and shared_store
+  std::uint64_t shared_accesses = 0;  // warp-wide: shared_load, shared_store, async_copy
   std::uint64_t shared_conflicts = 0;
   std::uint64_t async_copies = 0;  // of one thread
   std::uint64_t barriers = 0;

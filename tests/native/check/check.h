@@ -77,9 +77,9 @@ inline int run_all(int argc, char** argv) {
   static const ::attention::check::Registration register_##name(#name, test_##name); \
   static void test_##name()
 
-#define EXPECT(condition)                                                      \
-  ::attention::check::record(static_cast<bool>(condition), __FILE__, __LINE__, \
-                             "not true: " #condition)
+#define EXPECT(...)                                                              \
+  ::attention::check::record(static_cast<bool>(__VA_ARGS__), __FILE__, __LINE__, \
+                             "not true: " #__VA_ARGS__)
 
 // The condition, and what to say when it does not hold.
 #define EXPECT_THAT(condition, message) \
