@@ -132,4 +132,46 @@ Status forward(const ForwardArgs& args, Stream stream) {
   return unit->forward(call);
 }
 
+Status backward(const BackwardArgs& args, Stream stream) {
+  const Problem& p = args.problem;
+  if (p.batch == 0 || p.hq == 0) return Status();
+  if (Status status = check_sizes("backward", p); !status.ok()) return status;
+  const HeadBucket bucket = head_bucket(p.d, p.dv);
+  const Unit* unit = find_unit(p.dtype, bucket);
+  if (unit == nullptr || unit->backward == nullptr) return missing_unit("backward", p);
+  Device device;
+  if (Status status = current_device(&device); !status.ok()) return status;
+  const i64 needed = backward_workspace_bytes(p.batch, p.lq, p.hq);
+  if (args.workspace_bytes < needed) {
+    return Status::error("attention backward: needs %lld bytes of workspace, got %lld",
+                         static_cast<long long>(needed),
+                         static_cast<long long>(args.workspace_bytes));
+  }
+
+  BackwardLaunch call{};
+  call.lean = is_lean(p) && !args.dslopes_rows && !args.dscale_rows;
+  call.stream = stream;
+  BackwardParams& params = call.params;
+  params.problem = p;
+  params.out = args.out;
+  params.lse = args.lse;
+  params.dout = args.dout;
+  params.dlse = args.dlse;
+  params.dq = args.dq;
+  params.dk = args.dk;
+  params.dv = args.dv;
+  params.dbias = p.bias.data ? args.dbias : nullptr;
+  params.dslopes_rows = args.dslopes_rows;
+  params.dscale_rows = args.dscale_rows;
+  params.row_terms = static_cast<float*>(args.workspace);
+  params.stages = backward_stages(size_of(p.dtype), bucket, device.shared_memory);
+  if (params.stages == 0) {
+    return Status::error(
+        "attention backward: the device offers a block only %lld bytes of shared "
+        "memory",
+        static_cast<long long>(device.shared_memory));
+  }
+  return unit->backward(call);
+}
+
 }  // namespace attention::cuda

@@ -11,6 +11,7 @@
 #include "kernels/cuda/product.h"
 #include "kernels/cuda/scan.h"
 #include "kernels/cuda/softmax.h"
+#include "kernels/cuda/stream.h"
 
 namespace attention {
 
@@ -62,10 +63,6 @@ struct Forward {
     return {x / head_blocks, head0, row_block * kRows, static_cast<i32>(p.lq) * params.pack, split};
   }
 
-  ATTENTION_DEVICE static i32 next_stage(i32 stage, i32 stages) {
-    return stage + 1 == stages ? 0 : stage + 1;
-  }
-
   ATTENTION_DEVICE static void run(const Params& params, tile::Smem& smem) {
     const Problem& p = params.problem;
     const QTile q_tile = QTile::take(smem);
@@ -97,23 +94,6 @@ struct Forward {
 
     const auto k_rows = operand_rows<T>(p.k, p.k_batch, work.batch, p.lkv, p.hkv, p.d);
     const auto v_rows = operand_rows<T>(p.v, p.v_batch, work.batch, p.lkv, p.hkv, p.dv);
-    // Only keys of `keys` are read: what nobody may see could be NaN.
-    const auto load = [&](i32 t, i32 stage) {
-      const i32 key0 = t * params.block_k;
-      copy_rows<kThreads, !kGeneral>(KTile{k_ring[stage]}, params.block_k, k_rows.width,
-                                     [&](int r) -> const T* {
-                                       const i32 j = key0 + r;
-                                       if (j < keys.begin || j >= keys.end) return nullptr;
-                                       return k_rows.row(j, kv_head);
-                                     });
-      copy_rows<kThreads, !kGeneral>(VTile{v_ring[stage]}, params.block_k, v_rows.width,
-                                     [&](int r) -> const T* {
-                                       const i32 j = key0 + r;
-                                       if (j < keys.begin || j >= keys.end) return nullptr;
-                                       return v_rows.row(j, kv_head);
-                                     });
-    };
-
     const i32 warp = tile::warp_index();
     const i32 warp_m = warp / kShape.warps_n;
     const i32 warp_n = warp % kShape.warps_n;
@@ -122,49 +102,36 @@ struct Forward {
                           min_of(work.row0 + warp_row + kWarpRows, work.rows_end)};
     const Range warp_positions = warp_rows.empty() ? Range{} : ctx.positions(warp_rows);
 
+    const Range visible = keys_of_rows(ctx.mask, warp_positions);
+
     Out out;
     out.fill(0.f);
     Softmax softmax(kGeneral ? tile::kLog2E : ctx.scale * tile::kLog2E);
 
-    // The ring: `ahead` tiles are in flight while one is computed; the first `ahead` turns only
-    // start copies. Each turn closes one group, an empty one at the end, so that waiting for all
-    // but `ahead - 1` groups always means "tile t has landed".
     TileScan<kGeneral, true, kPacked> load_scan(ctx, tiles, params.block_k, positions);
     TileScan<kGeneral, true, kPacked> scan(ctx, tiles, params.block_k, positions);
-    const i32 ahead = params.stages - 1;
-    i32 t = tiles.begin - 1;
     i32 loaded = tiles.begin - 1;
-    i32 stage = params.stages - 1;
-    i32 load_stage = 0;
-    for (i32 turn = -ahead;; ++turn) {
-      if (turn >= 0) {
-        t = scan.next(t + 1);
-        if (t >= tiles.end) break;
-        stage = next_stage(stage, params.stages);
-        if (ahead > 1) {
-          tile::async_wait<1>();
-        } else if (ahead > 0) {
-          tile::async_wait<0>();
-        }
-        // Tile t is there for all, and all are done with the stage that is filled next.
-        tile::sync_block();
-      }
+    i32 t = tiles.begin - 1;
+    const auto load_next = [&](i32 stage) {
       loaded = load_scan.next(loaded + 1);
-      if (loaded < tiles.end) load(loaded, load_stage);
-      tile::async_commit();
-      load_stage = next_stage(load_stage, params.stages);
-      if (turn < 0) continue;
-      if (ahead == 0) {
-        tile::async_wait<0>();
-        tile::sync_block();
-      }
-
+      if (loaded >= tiles.end) return;
+      // Only keys of `keys` are read: what nobody may see could be NaN.
+      const i32 key0 = loaded * params.block_k;
+      copy_positions<kThreads, !kGeneral>(KTile{k_ring[stage]}, params.block_k, k_rows, kv_head,
+                                          key0, keys);
+      copy_positions<kThreads, !kGeneral>(VTile{v_ring[stage]}, params.block_k, v_rows, kv_head,
+                                          key0, keys);
+    };
+    const auto next = [&]() {
+      t = scan.next(t + 1);
+      return t < tiles.end;
+    };
+    stream_tiles(params.stages, load_next, next, [&](i32 stage) {
       const bool scattered_full = scan.is_full(t);
       for (i32 part = warp_n; part * kKeys < params.block_k; part += kShape.warps_n) {
         const i32 key0 = t * params.block_k + part * kKeys;
         const Range part_keys{key0, key0 + kKeys};
         // What the block visits for other rows may be empty for this warp's.
-        const Range visible = keys_of_rows(ctx.mask, warp_positions);
         if (visible.begin >= part_keys.end || visible.end <= part_keys.begin) continue;
         const bool full = scattered_full && warp_rows.end - warp_rows.begin == kWarpRows &&
                           tile_is_full(ctx.mask, warp_positions, part_keys);
@@ -180,7 +147,9 @@ struct Forward {
         }
         softmax.update(s, out);
         if constexpr (kGeneral) {
-          if (p.dropout.threshold > 0) apply_dropout<false>(s, ctx, warp_rows.begin, key0);
+          if (p.dropout.threshold > 0) {
+            apply_dropout(s, dropout_keep<false, Scores>(ctx, warp_rows.begin, key0));
+          }
           if (has_scattered_mask(p)) {
             multiply_packed<kProducts, true>(out, s, v_tile, 0);
             continue;
@@ -188,9 +157,7 @@ struct Forward {
         }
         multiply_packed<kProducts, false>(out, s, v_tile, 0);
       }
-    }
-    // Q may still be on its way when there was no tile at all.
-    tile::async_wait<0>();
+    });
 
     softmax.finish();
     const f32 keep_scale = p.dropout.threshold > 0 ? p.dropout.keep_scale : 1.f;

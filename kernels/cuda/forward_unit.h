@@ -6,6 +6,7 @@
 #include "kernels/cuda/combine.h"
 #include "kernels/cuda/forward.h"
 #include "kernels/cuda/tile/launch.h"
+#include "kernels/cuda/unit_types.h"
 #include "kernels/cuda/units.h"
 
 namespace attention::cuda {
@@ -35,17 +36,19 @@ Status launch_forward(const ForwardLaunch& call) {
 }
 
 template <typename T, int D, int DV>
+Status launch_products(const ForwardLaunch& call) {
+  if constexpr (sizeof(T) == 4) {
+    if (call.params.problem.precision == Precision::kHighest) {
+      return launch_forward<T, tile::F32Products::kTf32x3, D, DV>(call);
+    }
+  }
+  return launch_forward<T, tile::F32Products::kTf32, D, DV>(call);
+}
+
+template <typename T, int D, int DV>
 Status forward_unit(const ForwardLaunch& call) {
   const ForwardParams& params = call.params;
-  Status status;
-  if (sizeof(T) == 4 && params.problem.precision == Precision::kHighest) {
-    // For 16-bit types this is the same instantiation as below.
-    constexpr tile::F32Products kProducts =
-        sizeof(T) == 4 ? tile::F32Products::kTf32x3 : tile::F32Products::kTf32;
-    status = launch_forward<T, kProducts, D, DV>(call);
-  } else {
-    status = launch_forward<T, tile::F32Products::kTf32, D, DV>(call);
-  }
+  const Status status = launch_products<T, D, DV>(call);
   if (!status.ok() || params.splits == 1) return status;
   const i64 rows = params.problem.batch * params.problem.lq * params.problem.hq;
   const CombineParams combine{params.partial_out,
@@ -62,12 +65,8 @@ Status forward_unit(const ForwardLaunch& call) {
 #define ATTENTION_FORWARD_UNIT(dtype, d, dv)                       \
   namespace attention::cuda {                                      \
   Status forward_##dtype##_##d##_##dv(const ForwardLaunch& call) { \
-    return forward_unit<ATTENTION_UNIT_TYPE_##dtype, d, dv>(call); \
+    return forward_unit<unit::dtype, d, dv>(call);                 \
   }                                                                \
   }
-
-#define ATTENTION_UNIT_TYPE_f32 f32
-#define ATTENTION_UNIT_TYPE_bf16 tile::bf16
-#define ATTENTION_UNIT_TYPE_f16 tile::f16
 
 }  // namespace attention::cuda

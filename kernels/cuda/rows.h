@@ -3,7 +3,7 @@
 // to shared memory.
 #pragma once
 
-#include "kernels/common/problem.h"
+#include "kernels/common/mask.h"
 #include "kernels/cuda/tile/tile.h"
 
 namespace attention {
@@ -83,6 +83,17 @@ ATTENTION_DEVICE void copy_rows(const tile::SharedTile<T, R, C>& to, int count, 
       tile::shared_store(to.chunk(r, chunk), values);
     }
   }
+}
+
+// Copies positions first .. first+count-1 of one head; those outside `valid` become rows of zeros
+// and are not read.
+template <int kThreads, bool kAligned, typename T, int R, int C>
+ATTENTION_DEVICE void copy_positions(const tile::SharedTile<T, R, C>& to, int count,
+                                     const Rows<const T>& rows, i32 head, i32 first, Range valid) {
+  copy_rows<kThreads, kAligned>(to, count, rows.width, [&](int r) -> const T* {
+    const i32 l = first + r;
+    return l >= valid.begin && l < valid.end ? rows.row(l, head) : nullptr;
+  });
 }
 
 // Writes two neighbouring columns of a result row, rounded to T.

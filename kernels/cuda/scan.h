@@ -82,7 +82,7 @@ class TileScan {
   ATTENTION_DEVICE TileScan(const ScoreContext<kPacked>& ctx, Range tiles, i32 size, Range fixed)
       : ctx_(ctx), tiles_(tiles), size_(size), fixed_(clip(fixed, !kKeys)) {
     if constexpr (kGeneral) {
-      base_ = tiles.begin - tile::kWarpSize;
+      restart();
       scattered_ =
           ctx.problem->mask.data || ctx.problem->block_mask.index || ctx.problem->q_segments.data;
       if (ctx.problem->q_segments.data) fixed_span_ = segment_span(ids(!kKeys), fixed_);
@@ -113,7 +113,10 @@ class TileScan {
     }
   }
 
-  ATTENTION_DEVICE i32 end() const { return tiles_.end; }
+  // Forgets what it knows: the head of the context has changed, and the walk begins again.
+  ATTENTION_DEVICE void restart() { base_ = tiles_.begin - tile::kWarpSize; }
+
+  ATTENTION_DEVICE Range tiles() const { return tiles_; }
 
  private:
   ATTENTION_DEVICE void refill(i32 t) {

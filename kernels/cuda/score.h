@@ -267,22 +267,30 @@ ATTENTION_HOST_DEVICE constexpr bool has_scattered_mask(const Problem& p) {
   return p.mask.data || p.block_mask.index || p.q_segments.data || p.bias.data;
 }
 
-// Multiplies every entry by 1 (kept) or 0 (dropped). The factor 1 / (1 - rate) is applied to sums.
-template <bool kKeysAreRows, bool kPacked, int M, int N>
-ATTENTION_DEVICE void apply_dropout(tile::Accumulator<M, N>& p, const ScoreContext<kPacked>& ctx,
-                                    i32 q0, i32 k0) {
-  using Acc = tile::Accumulator<M, N>;
+// The keep decisions of a thread's elements: bit row_slot * kColSlots + col_slot.
+template <typename Acc>
+struct KeepBits {
+  static_assert(Acc::kRowSlots * Acc::kColSlots <= 64, "one bit an element");
+  u64 bits = ~u64{0};
+  ATTENTION_DEVICE bool operator()(int r, int c) const {
+    return bits >> (r * Acc::kColSlots + c) & 1u;
+  }
+};
+
+// One Philox call decides about 8 neighbouring keys of one query. Not transposed, they are the 8
+// columns of a block, two of which are this thread's; transposed, the rows of 8 lanes, which all
+// make the same call. The calls are a loop that collects bits: unrolled, they would be most of the
+// kernel's code.
+template <bool kKeysAreRows, typename Acc, bool kPacked>
+ATTENTION_DEVICE KeepBits<Acc> dropout_keep(const ScoreContext<kPacked>& ctx, i32 q0, i32 k0) {
   const Dropout& dropout = ctx.problem->dropout;
+  KeepBits<Acc> keep;
+  if (dropout.threshold == 0) return keep;
   const auto seed = tile::global_load_constant<2>(dropout.seed.row(ctx.batch));
   const u32 batch_index = tile::global_load_constant(dropout.batch_index.row(ctx.batch))[0];
-  // One Philox call decides about 8 neighbouring keys of one query. Not transposed, they are the 8
-  // columns of a block, two of which are this thread's; transposed, the rows of 8 lanes, which all
-  // make the same call. The calls are a loop that collects one bit an element: unrolled, they would
-  // be most of the kernel's code.
   constexpr int kPairs = kKeysAreRows ? 1 : 2;  // keys of a call that this thread holds
   constexpr int kCallsPerRow = Acc::kColSlots / kPairs;
-  static_assert(Acc::kRowSlots * Acc::kColSlots <= 64, "one bit an element");
-  u64 keep = 0;
+  keep.bits = 0;
   ATTENTION_NO_UNROLL
   for (int call = 0; call < Acc::kRowSlots * kCallsPerRow; ++call) {
     const int r = call / kCallsPerRow;
@@ -294,14 +302,22 @@ ATTENTION_DEVICE void apply_dropout(tile::Accumulator<M, N>& p, const ScoreConte
         dropout_words(seed.v, batch_index, head_index, static_cast<u32>(ctx.position(q)), k);
     for (int i = 0; i < kPairs; ++i) {
       const u64 kept = dropout_keeps(words, k + i, dropout.threshold);
-      keep |= kept << (r * Acc::kColSlots + c + i);
+      keep.bits |= kept << (r * Acc::kColSlots + c + i);
     }
   }
+  return keep;
+}
+
+// Zeroes the entries that are dropped. The factor 1 / (1 - rate) is applied to sums.
+template <int M, int N>
+ATTENTION_DEVICE void apply_dropout(tile::Accumulator<M, N>& p,
+                                    const KeepBits<tile::Accumulator<M, N>>& keep) {
+  using Acc = tile::Accumulator<M, N>;
   ATTENTION_UNROLL
   for (int r = 0; r < Acc::kRowSlots; ++r) {
     ATTENTION_UNROLL
     for (int c = 0; c < Acc::kColSlots; ++c) {
-      if ((keep >> (r * Acc::kColSlots + c) & 1u) == 0) p.at(r, c) = 0.f;
+      if (!keep(r, c)) p.at(r, c) = 0.f;
     }
   }
 }

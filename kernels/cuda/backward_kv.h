@@ -1,0 +1,231 @@
+// SPDX-License-Identifier: Apache-2.0
+// dK/dV kernel: a block owns a tile of keys of one kv head and streams all query rows of its group
+// of heads past it, so that the group is summed in registers and no atomics are needed.
+//
+// Scores are computed transposed (keys are the rows of the accumulator): P^T and dS^T are then
+// already in the layout of the left operand of dV += P^T dO and dK += dS^T Q, and never pass
+// through shared memory.
+//   kWantDk, kWantDv: both at head dims up to 128; above, the two accumulators do not fit into the
+//   registers together, and each gets a launch of its own.
+#pragma once
+
+#include "kernels/common/planner.h"
+#include "kernels/cuda/backward_terms.h"
+#include "kernels/cuda/product.h"
+#include "kernels/cuda/scan.h"
+#include "kernels/cuda/stream.h"
+
+namespace attention {
+
+// Walks over (head of the group, tile of query rows).
+template <bool kGeneral>
+class GroupWalk {
+ public:
+  ATTENTION_DEVICE GroupWalk(const ScoreContext<false>& first_head, Range tiles, i32 size,
+                             Range keys)
+      : ctx(first_head),
+        scan(ctx, tiles, size, keys),
+        tile(tiles.begin - 1),
+        heads_left_(static_cast<i32>(first_head.problem->group()) - 1) {}
+
+  // Goes to the next tile that has to be visited; false after the last one of the last head.
+  ATTENTION_DEVICE bool advance() {
+    ATTENTION_NO_UNROLL
+    for (;;) {
+      tile = scan.next(tile + 1);
+      if (tile < scan.tiles().end) return true;
+      if (heads_left_ == 0) return false;
+      --heads_left_;
+      ++ctx.head0;
+      tile = scan.tiles().begin - 1;
+      scan.restart();
+    }
+  }
+
+  ScoreContext<false> ctx;  // head0 is the current head
+  TileScan<kGeneral, false, false> scan;
+  i32 tile;
+
+ private:
+  i32 heads_left_;
+};
+
+template <typename T_, tile::F32Products kProducts, int D, int DV, bool kGeneral, bool kWantDk,
+          bool kWantDv>
+struct BackwardKv {
+  using T = T_;
+  using Params = BackwardParams;
+  static constexpr BackwardShape kShape = backward_shape(sizeof(T), D);
+  static constexpr int kThreads = 32 * kShape.warps;
+  static constexpr int kMinBlocks = 1;
+  static constexpr int kKeys = 16 * kShape.warps;
+  static constexpr int kQueries = kShape.step;
+
+  using KTile = tile::SharedTile<T, kKeys, D>;
+  using VTile = tile::SharedTile<T, kKeys, DV>;
+  using QTile = tile::SharedTile<T, kQueries, D>;
+  using OTile = tile::SharedTile<T, kQueries, DV>;
+  using Scores = tile::Accumulator<16, kQueries>;
+
+  static int smem_bytes(const Params& params) {
+    return static_cast<int>(backward_shared_bytes(kShape, sizeof(T), D, DV, params.stages));
+  }
+
+  ATTENTION_DEVICE static void run(const Params& params, tile::Smem& smem) {
+    const Problem& p = params.problem;
+    const KTile k_tile = KTile::take(smem);
+    const VTile v_tile = VTile::take(smem);
+    const auto q_ring = tile::Ring<T>::take(smem, params.stages, QTile::kSize);
+    const auto o_ring = tile::Ring<T>::take(smem, params.stages, OTile::kSize);
+    const auto terms_ring = tile::Ring<f32>::take(smem, params.stages, 2 * kQueries);
+
+    const i32 lkv = static_cast<i32>(p.lkv);
+    const u32 key_blocks = static_cast<u32>(ceil_div(lkv, kKeys));
+    u32 x = tile::block_index().x;
+    const i32 key0 = static_cast<i32>(x % key_blocks) * kKeys;
+    x /= key_blocks;
+    const i32 kv_head = static_cast<i32>(x % static_cast<u32>(p.hkv));
+    const i64 batch = x / static_cast<u32>(p.hkv);
+    const i32 group = static_cast<i32>(p.group());
+    const ScoreContext<false> ctx = score_context<false>(p, batch, kv_head * group, 1);
+    const i32 q_len = ctx.mask.q_len;
+
+    // Keys of the block that somebody may see: the others could be NaN and are not read.
+    const Range keys{key0, min_of(key0 + kKeys, lkv)};
+    const Range seen = keys_of_rows(ctx.mask, Range{0, q_len});
+    const auto k_rows = operand_rows<T>(p.k, p.k_batch, batch, p.lkv, p.hkv, p.d);
+    const auto v_rows = operand_rows<T>(p.v, p.v_batch, batch, p.lkv, p.hkv, p.dv);
+    copy_positions<kThreads, !kGeneral>(k_tile, kKeys, k_rows, kv_head, key0, seen);
+    if constexpr (kWantDk) {
+      copy_positions<kThreads, !kGeneral>(v_tile, kKeys, v_rows, kv_head, key0, seen);
+    }
+
+    const auto q_rows = operand_rows<T>(p.q, p.q_batch, batch, p.lq, p.hq, p.d);
+    const auto o_rows = result_rows(static_cast<const T*>(params.dout), batch, p.lq, p.hq, p.dv);
+    const Range rows = rows_of_keys(ctx.mask, keys);
+    const Range tiles{rows.begin / kQueries, ceil_div(rows.end, kQueries)};
+
+    const i32 warp_key = key0 + 16 * tile::warp_index();
+    const int warp_row = 16 * tile::warp_index();
+    const Range warp_keys{warp_key, warp_key + 16};
+
+    tile::Accumulator<16, D> dk;
+    tile::Accumulator<16, DV> dv;
+    if constexpr (kWantDk) dk.fill(0.f);
+    if constexpr (kWantDv) dv.fill(0.f);
+    const f32 unit = ctx.scale * tile::kLog2E;
+    const f32 keep_scale = p.dropout.threshold > 0 ? p.dropout.keep_scale : 1.f;
+
+    GroupWalk<kGeneral> load_walk(ctx, tiles, kQueries, keys);
+    GroupWalk<kGeneral> walk(ctx, tiles, kQueries, keys);
+    const auto load_next = [&](i32 stage) {
+      if (!load_walk.advance()) return;
+      const i32 q0 = load_walk.tile * kQueries;
+      const i32 head = load_walk.ctx.head0;
+      copy_positions<kThreads, !kGeneral>(QTile{q_ring[stage]}, kQueries, q_rows, head, q0,
+                                          Range{0, q_len});
+      copy_positions<kThreads, !kGeneral>(OTile{o_ring[stage]}, kQueries, o_rows, head, q0,
+                                          Range{0, q_len});
+      // Rows past q_len: zeros, which is harmless, because their q and dO are zeros as well.
+      const int r = tile::thread_index();
+      if (r < kQueries) {
+        const bool valid = q0 + r < q_len;
+        const f32* from = row_terms(params, batch, head) + 2 * (valid ? q0 + r : 0);
+        tile::async_copy_or_zero<8>(terms_ring[stage] + 2 * r, from, valid);
+      }
+    };
+    stream_tiles(
+        params.stages, load_next, [&]() { return walk.advance(); },
+        [&](i32 stage) {
+          const i32 q0 = walk.tile * kQueries;
+          const Range queries{q0, min_of(q0 + kQueries, q_len)};
+          const Range visible = keys_of_rows(ctx.mask, queries);
+          if (visible.begin >= warp_keys.end || visible.end <= warp_keys.begin) return;
+          const bool full = walk.scan.is_full(walk.tile) &&
+                            tile_is_full(ctx.mask, Range{q0, q0 + kQueries}, warp_keys);
+          const QTile q_tile{q_ring[stage]};
+          const OTile o_tile{o_ring[stage]};
+
+          Scores s;
+          s.fill(0.f);
+          multiply<kProducts>(s, k_tile, warp_row, q_tile, 0);
+          [[maybe_unused]] Scores raw;
+          if constexpr (kGeneral) {
+            if (p.soft_cap > 0.f) raw = s;
+            apply_score<true>(s, walk.ctx, q0, warp_key, !full);
+          } else if (!full) {
+            mask_positions<true>(s, ctx, q0, warp_key);
+          }
+          // Terms of the columns 2c and 2c + 1 lie side by side: (lse, delta, lse, delta).
+          const auto terms_of = [&](int c) {
+            return tile::shared_load<4>(terms_ring[stage] + 2 * Scores::slot_col(c));
+          };
+          ATTENTION_UNROLL
+          for (int c = 0; c < Scores::kColSlots; c += 2) {
+            const auto terms = terms_of(c);
+            ATTENTION_UNROLL
+            for (int r = 0; r < Scores::kRowSlots; ++r) {
+              s.at(r, c) = probability<!kGeneral>(s.at(r, c), terms[0], unit);
+              s.at(r, c + 1) = probability<!kGeneral>(s.at(r, c + 1), terms[2], unit);
+            }
+          }
+          [[maybe_unused]] KeepBits<Scores> keep;
+          if constexpr (kGeneral) keep = dropout_keep<true, Scores>(walk.ctx, q0, warp_key);
+          if constexpr (kWantDv) {
+            if constexpr (kGeneral) {
+              Scores dropped = s;
+              if (p.dropout.threshold > 0) apply_dropout(dropped, keep);
+              multiply_packed<kProducts, false>(dv, dropped, o_tile, 0);
+            } else {
+              multiply_packed<kProducts, false>(dv, s, o_tile, 0);
+            }
+          }
+          if constexpr (kWantDk) {
+            Scores dp;
+            dp.fill(0.f);
+            multiply<kProducts>(dp, v_tile, warp_row, o_tile, 0);
+            if constexpr (kGeneral) {
+              if (p.dropout.threshold > 0) {
+                apply_dropout(dp, keep);
+                transform(dp, [&](f32& y) { y *= keep_scale; });
+              }
+            }
+            ATTENTION_UNROLL
+            for (int c = 0; c < Scores::kColSlots; c += 2) {
+              const auto terms = terms_of(c);
+              ATTENTION_UNROLL
+              for (int r = 0; r < Scores::kRowSlots; ++r) {
+                s.at(r, c) = score_gradient(s.at(r, c), dp.at(r, c), terms[1]);
+                s.at(r, c + 1) = score_gradient(s.at(r, c + 1), dp.at(r, c + 1), terms[3]);
+              }
+            }
+            if constexpr (kGeneral) {
+              if (p.soft_cap > 0.f) {
+                ATTENTION_UNROLL
+                for (int r = 0; r < Scores::kRowSlots; ++r) {
+                  ATTENTION_UNROLL
+                  for (int c = 0; c < Scores::kColSlots; ++c) {
+                    // A masked entry may have a NaN product.
+                    if (s.at(r, c) != 0.f)
+                      s.at(r, c) *= cap_slope(raw.at(r, c), ctx.scale, p.soft_cap);
+                  }
+                }
+              }
+            }
+            multiply_packed<kProducts, false>(dk, s, q_tile, 0);
+          }
+        });
+
+    const auto store = [&](const auto& gradient, void* to, i64 width, f32 factor) {
+      const auto result = result_rows(static_cast<T*>(to), batch, p.lkv, p.hkv, width);
+      store_rows<T>(
+          gradient, warp_key, result.width,
+          [&](i32 j) { return j < lkv ? result.row(j, kv_head) : nullptr; },
+          [&](int) { return factor; });
+    };
+    if constexpr (kWantDk) store(dk, params.dk, p.d, ctx.scale);
+    if constexpr (kWantDv) store(dv, params.dv, p.dv, keep_scale);
+  }
+};
+
+}  // namespace attention
