@@ -40,7 +40,10 @@ ATTENTION_HOST_DEVICE constexpr Philox dropout_words(const u32* seed, u32 batch_
 }
 
 ATTENTION_HOST_DEVICE constexpr bool dropout_keeps(const Philox& words, u32 j, u32 threshold) {
-  return (words.word[(j % 8) / 2] >> (16 * (j % 2)) & 0xFFFFu) >= threshold;
+  // A choice among registers: indexing would put the words into a GPU thread's local memory.
+  const u32 low = j & 2u ? words.word[1] : words.word[0];
+  const u32 high = j & 2u ? words.word[3] : words.word[2];
+  return ((j & 4u ? high : low) >> (16 * (j % 2)) & 0xFFFFu) >= threshold;
 }
 
 }  // namespace attention

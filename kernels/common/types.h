@@ -6,7 +6,9 @@
 #if defined(__CUDACC__)
 #define ATTENTION_HOST_DEVICE __host__ __device__ __forceinline__
 #else
-#define ATTENTION_HOST_DEVICE inline
+// always_inline: a plain `inline` function used by a translation unit that is compiled for AVX-512
+// could leave an out-of-line copy there, which the linker may pick for everybody.
+#define ATTENTION_HOST_DEVICE inline __attribute__((always_inline))
 #endif
 
 namespace attention {

@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: Apache-2.0
+// Backward attention: blocks of rows outside, blocks of keys inside, five products a tile. dQ of a
+// block is complete after the inner loop; dK and dV of the whole key axis stay in float32
+// accumulators that belong to the task, so that no two tasks add to the same number.
+#pragma once
+
+#include "kernels/cpu/gradient_tile.h"
+
+namespace attention::cpu::ATTENTION_CPU_ISA {
+
+// acc[key][c] += sum_row weight[tile][key][lane] * rows[row][c] for all row tiles of the block:
+// dV from P and dO, dK from dS and Q. `width`: padded head dimension, a multiple of 16.
+inline void accumulate_keys(const GradientState& state, const float* weight, const float* rows,
+                            int padded_keys, int width, float* acc_rows) {
+  const RowBlock& block = state.block;
+  const auto strip = [&](int column, auto vectors) {
+    constexpr int kVectors = decltype(vectors)::value;
+    for_each_tile(padded_keys, [&](int m, auto tile_rows) {
+      constexpr int kRows = decltype(tile_rows)::value;
+      F acc[kRows][kVectors] = {};
+      bool any = false;
+      for_each_row_tile(block.rows, [&](int row, auto row_vectors) {
+        constexpr int kLd = decltype(row_vectors)::value * kLanes;
+        if (m + kRows <= block.tile_first[row] || m >= block.tile_last[row]) return;
+        any = true;
+        accumulate<kRows, kVectors, kLd, 1, kPitch>(weight + i64{row} * state.block_k + m * kLd,
+                                                    rows + row * kPitch + column, kLd, acc);
+      });
+      if (!any) return;
+#pragma GCC unroll 16
+      for (int i = 0; i < kRows; ++i)
+#pragma GCC unroll 4
+        for (int n = 0; n < kVectors; ++n) {
+          float* c = acc_rows + i64{m + i} * width + column + n * kLanes;
+          store(c, load(c) + acc[i][n]);
+        }
+    });
+  };
+  int column = 0;
+  for (; column + kRowTile <= width; column += kRowTile) strip(column, Constant<2>{});
+  if (column < width) strip(column, Constant<1>{});
+}
+
+// Register tiles of accumulate_keys may reach over the ends of a row tile's interval: what lies
+// there must count as 0.
+template <int kVectors>
+inline void clear_around(float* tile, Range range, int padded_keys) {
+  if constexpr (kTileRows != kRowStep) {
+    constexpr int kLd = kVectors * kLanes;
+    const int before = max_of(range.begin - (kTileRows - 1), 0);
+    const int after = min_of(range.end + kTileRows - 1, padded_keys);
+    memset(tile + before * kLd, 0,
+           sizeof(float) * static_cast<size_t>((range.begin - before) * kLd));
+    if (after > range.end)
+      memset(tile + range.end * kLd, 0,
+             sizeof(float) * static_cast<size_t>((after - range.end) * kLd));
+  }
+}
+
+// dK and dV rows [first, last) of one (batch, key/value head): the sum over splits, in order.
+inline void write_key_gradients(const BackwardArgs& args, const float* partials, i64 stride,
+                                int splits, i64 b, i64 kv_head, i32 first, i32 last) {
+  const Problem& p = args.problem;
+  const float scale = p.scale_array.data ? *p.scale_array.row(b) : p.scale;
+  const int d = static_cast<int>(p.d), dv = static_cast<int>(p.dv);
+  const int width_k = round_up(d, 16), width_v = round_up(dv, 16);
+  const float* partial_v = partials + round_up<i64>(p.lkv, 8) * width_k;
+  with_type(p.dtype, [&](auto tag) {
+    using Memory = typename decltype(tag)::Memory;
+    const auto write = [&](const float* source, int width, int size, float factor, void* result) {
+      for (i64 j = first; j < last; ++j) {
+        Memory* row = static_cast<Memory*>(result) + ((b * p.lkv + j) * p.hkv + kv_head) * size;
+        for (int c = 0; c < size; c += kLanes) {
+          F sum = zero();
+          for (int split = 0; split < splits; ++split)
+            sum = sum + load(source + split * stride + j * width + c);
+          store_upto(tag, row + c, sum * set(factor), size - c);
+        }
+      }
+    };
+    write(partials, width_k, d, scale, args.dk);
+    write(partial_v, width_v, dv, 1.f, args.dv);
+  });
+}
+
+inline void reduce_splits(const BackwardArgs& args, const Plan& plan, const float* partials, i64 b,
+                          i64 kv_head, i32 first, i32 last) {
+  const i64 task = (b * args.problem.hkv + kv_head) * plan.num_splits;
+  write_key_gradients(args, partials + task * plan.partial_stride, plan.partial_stride,
+                      plan.num_splits, b, kv_head, first, last);
+}
+
+// dQ of the block, and the per-row results.
+template <int kVectors>
+inline void finish_rows(const GradientState& state, const float* dq_t, int row) {
+  constexpr int kLd = kVectors * kLanes;
+  const RowBlock& block = state.block;
+  const BackwardArgs& args = *state.args;
+  F factor[kVectors], dscale[kVectors];
+  for (int n = 0; n < kVectors; ++n) {
+    factor[n] = set(block.scale);
+    dscale[n] = zero();
+  }
+  unpack_lanes<kVectors>(block, dq_t, factor, state.d, row, args.dq);
+  const int rows = min_of(kLd, block.rows - row);
+  if (args.dscale_rows) {
+    // sum_j dS_j (q . k_j) = q . sum_j dS_j k_j, which is dq before the scale.
+    const float* q_t = state.q_t + i64{row} * state.stride_q;
+    for (int c = 0; c < state.d; ++c)
+      for (int n = 0; n < kVectors; ++n)
+        dscale[n] =
+            fma(load(q_t + c * kLd + n * kLanes), load(dq_t + c * kLd + n * kLanes), dscale[n]);
+    float lanes[kLd];
+    for (int n = 0; n < kVectors; ++n) store(lanes + n * kLanes, dscale[n]);
+    for (int r = 0; r < rows; ++r) args.dscale_rows[block.index_of(row + r)] = lanes[r];
+  }
+  if (args.dslopes_rows)
+    for (int r = 0; r < rows; ++r)
+      args.dslopes_rows[block.index_of(row + r)] = block.dslope[row + r];
+}
+
+inline void backward(const BackwardTask& task) {
+  const BackwardArgs& args = *task.args;
+  const Problem& p = args.problem;
+  const Plan& plan = *task.plan;
+  GradientState state = make_gradient_state(args, plan, task.scratch);
+  RowBlock& block = state.block;
+  float* dq_t_all = reinterpret_cast<float*>(task.scratch + plan.scratch.o_t);
+  const int width_k = round_up(state.d, 16), width_v = round_up(state.dv, 16);
+  const int dims = round_up(state.d, kRowStep);
+  const i64 padded_lkv = round_up<i64>(p.lkv, 8);
+  memset(task.dk, 0, sizeof(float) * static_cast<size_t>(padded_lkv * width_k));
+  memset(task.dv, 0, sizeof(float) * static_cast<size_t>(padded_lkv * width_v));
+
+  const i32 group = static_cast<i32>(p.group());
+  for (i32 q_block = task.split; q_block < plan.q_blocks; q_block += plan.num_splits) {
+    const i32 q0 = q_block * plan.block_q;
+    const i32 queries = min_of(plan.block_q, static_cast<i32>(p.lq) - q0);
+    init_rows(block, p, task.b, task.kv_head, static_cast<i32>(task.kv_head) * group, group, q0,
+              queries, task.scratch + plan.scratch.rows, plan.padded_rows);
+    load_rows(state);
+    for (int r = 0; r < block.padded; ++r) block.dslope[r] = 0.f;
+    memset(dq_t_all, 0,
+           sizeof(float) * static_cast<size_t>(block.padded) * static_cast<size_t>(state.stride_q));
+
+    const Range keys = keys_of_rows(block.mask, {q0, q0 + queries});
+    for (i32 key0 = keys.begin / plan.block_k * plan.block_k; key0 < keys.end;
+         key0 += plan.block_k) {
+      const i32 begin = max_of(key0, keys.begin / 8 * 8);
+      const i32 count = min_of(key0 + plan.block_k, keys.end) - begin;
+      if (block_mask_hides(block, 0, block.rows, {begin, begin + count})) continue;
+      const i32 padded = round_up(count, 8);
+      pack_keys(block, p.k, p.k_batch, state.d, begin, count, padded, state.k);
+      pack_keys(block, p.v, p.v_batch, state.dv, begin, count, padded, state.v);
+      for_each_row_tile(block.rows, [&](int row, auto vectors) {
+        constexpr int kVectors = decltype(vectors)::value;
+        const Range range = gradient_tile<kVectors>(state, row, begin, count);
+        block.tile_first[row] = range.begin;
+        block.tile_last[row] = range.end;
+        if (range.empty()) return;
+        chain_options<kVectors>(state, row, begin, range);
+        float* s = state.s + i64{row} * state.block_k;
+        float* ds = state.ds + i64{row} * state.block_k;
+        F keep[kVectors];
+        for (int n = 0; n < kVectors; ++n) keep[n] = set(1.f);
+        value_product<kVectors>(state.k + range.begin * kPitch, range.end - range.begin, dims,
+                                ds + range.begin * kVectors * kLanes, keep,
+                                dq_t_all + i64{row} * state.stride_q);
+        clear_around<kVectors>(s, range, padded);
+        clear_around<kVectors>(ds, range, padded);
+      });
+      accumulate_keys(state, state.s, state.d_out, padded, width_v, task.dv + i64{begin} * width_v);
+      accumulate_keys(state, state.ds, state.q, padded, width_k, task.dk + i64{begin} * width_k);
+    }
+    for_each_row_tile(block.rows, [&](int row, auto vectors) {
+      finish_rows<vectors.value>(state, dq_t_all + i64{row} * state.stride_q, row);
+    });
+  }
+  if (plan.num_splits == 1)
+    write_key_gradients(args, task.dk, 0, 1, task.b, task.kv_head, 0, static_cast<i32>(p.lkv));
+}
+
+}  // namespace attention::cpu::ATTENTION_CPU_ISA

@@ -1,0 +1,235 @@
+// SPDX-License-Identifier: Apache-2.0
+// The planner: block sizes, splits and workspace from sizes alone.
+#include "kernels/cpu/plan.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace attention::cpu {
+namespace {
+
+// Rows (query, head) of one task. Packing K and V is amortised over them, while their Q^T and O^T
+// should stay in the second-level cache next to a block of keys.
+constexpr i64 kForwardRows = 384;
+constexpr i64 kForwardRowFloats = 98304;  // rows * (D + Dv): 384 kB
+constexpr i64 kBackwardRows = 128;
+constexpr i64 kBlockKeys = 128;
+constexpr i64 kMaxBlockKeys = 512;
+// More rows than this in one task would only cost memory.
+constexpr i64 kMaxRows = 2048;
+// Keys below which a further split costs more than it gains.
+constexpr i64 kMinSplitKeys = 256;
+
+constexpr i64 kFloat = sizeof(float);
+
+class Layout {
+ public:
+  i64 add(i64 bytes) {
+    const i64 at = bytes_;
+    bytes_ += round_up(std::max<i64>(bytes, 0), kAlignment);
+    return at;
+  }
+  i64 bytes() const { return bytes_; }
+
+ private:
+  i64 bytes_ = 0;
+};
+
+Status check(const Shape& s) {
+  if (s.d < 1 || s.d > 256)
+    return Status::error("head dim of query and key is %lld; the cpu kernels take 1 to 256", s.d);
+  if (s.dv < 1 || s.dv > 256)
+    return Status::error("head dim of value is %lld; the cpu kernels take 1 to 256", s.dv);
+  if (s.hkv < 1 || s.hq % s.hkv != 0)
+    return Status::error("%lld query heads are not a multiple of %lld key/value heads", s.hq,
+                         s.hkv);
+  constexpr i64 kMaxLength = (i64{1} << 31) - 1 - kMaxRows;
+  if (s.lq > kMaxLength || s.lkv > kMaxLength)
+    return Status::error("sequence lengths %lld and %lld; the cpu kernels take up to %lld", s.lq,
+                         s.lkv, kMaxLength);
+  return {};
+}
+
+Status check(const Tuning& t) {
+  if (t.block_q < 0 || t.block_k < 0 || t.num_splits < 0)
+    return Status::error(
+        "block_q %lld, block_k %lld, num_splits %lld: each must be positive, or 0 for the "
+        "planner's "
+        "choice",
+        t.block_q, t.block_k, t.num_splits);
+  return {};
+}
+
+// Queries of one task: about `rows` rows, evenly cut, in whole row tiles.
+i64 balanced_block_q(const Shape& s, i64 rows) {
+  const i64 group = s.hq / s.hkv;
+  const i64 blocks = std::max<i64>(1, ceil_div(s.lq * group, rows));
+  const i64 step = kMaxRowTile / std::gcd<i64>(kMaxRowTile, group);
+  return std::min(round_up(ceil_div(s.lq, blocks), step), s.lq);
+}
+
+void choose_blocks(const Shape& s, const Tuning& t, i64 rows, Plan* plan) {
+  const i64 group = s.hq / s.hkv;
+  const i64 widest = std::max<i64>(1, kMaxRows / group);
+  plan->block_q = static_cast<i32>(t.block_q > 0 ? std::min({t.block_q, s.lq, widest})
+                                                 : balanced_block_q(s, rows));
+  const i64 asked_k = t.block_k > 0 ? std::min(t.block_k, kMaxBlockKeys) : kBlockKeys;
+  plan->block_k = static_cast<i32>(round_up(std::min(asked_k, std::max<i64>(s.lkv, 1)), i64{8}));
+  plan->q_blocks = static_cast<i32>(ceil_div(s.lq, i64{plan->block_q}));
+  plan->padded_rows = static_cast<i32>(round_up(plan->block_q * group, i64{kMaxRowTile}));
+}
+
+void finish(Plan* plan, int threads, i64 tasks) {
+  plan->scratch.bytes = round_up(plan->scratch.bytes, kAlignment);
+  plan->workers = static_cast<int>(clamp_to<i64>(threads, 1, std::max<i64>(tasks, 1)));
+  plan->workspace_bytes = plan->workers * plan->scratch.bytes + plan->partial_floats * kFloat;
+}
+
+}  // namespace
+
+Shape shape_of(const Problem& p) {
+  Shape s;
+  s.batch = p.batch;
+  s.lq = p.lq;
+  s.lkv = p.lkv;
+  s.hq = p.hq;
+  s.hkv = p.hkv;
+  s.d = p.d;
+  s.dv = p.dv;
+  s.dtype = p.dtype;
+  s.streams_simply = !p.bias.data && !p.mask.data && !p.block_mask.index && !p.q_segments.data &&
+                     p.dropout.threshold == 0;
+  s.causal = p.causal;
+  s.soft_cap = p.soft_cap != 0.f;
+  return s;
+}
+
+Status plan_forward(const Shape& s, const Tuning& tuning, int threads, Plan* plan) {
+  *plan = {};
+  if (Status status = check(s); !status.ok()) return status;
+  if (Status status = check(tuning); !status.ok()) return status;
+  if (s.batch * s.lq * s.hq == 0) return {};
+  plan->path = Path::kTiled;
+  choose_blocks(s, tuning, clamp_to<i64>(kForwardRowFloats / (s.d + s.dv), 128, kForwardRows),
+                plan);
+
+  const i64 tasks = s.batch * s.hkv * plan->q_blocks;
+  i64 splits = tuning.num_splits;
+  if (splits == 0)
+    splits = clamp_to<i64>(ceil_div<i64>(4 * threads, tasks), 1,
+                           std::max<i64>(1, s.lkv / kMinSplitKeys));
+  if (threads == 1 && tuning.num_splits == 0) splits = 1;
+  // A split is a whole number of 8-key groups; more splits than there are groups would be empty.
+  const i64 lkv = std::max<i64>(s.lkv, 1);
+  plan->split_size = static_cast<i32>(round_up(ceil_div(lkv, splits), i64{8}));
+  plan->num_splits = static_cast<i32>(ceil_div<i64>(lkv, plan->split_size));
+
+  const i64 rows = plan->padded_rows, keys = plan->block_k;
+  const i64 d = round_up<i64>(s.d, 16), dv = round_up<i64>(s.dv, 16);
+  Layout layout;
+  plan->scratch.k = layout.add(keys * kPackPitch * kFloat);
+  plan->scratch.v = layout.add(keys * kPackPitch * kFloat);
+  plan->scratch.q_t = layout.add(rows * d * kFloat);
+  plan->scratch.o_t = layout.add(rows * dv * kFloat);
+  plan->scratch.s = layout.add(keys * kMaxRowTile * kFloat);
+  plan->scratch.allow = layout.add(keys * kMaxRowTile / 8);
+  plan->scratch.rows = layout.add(rows * kRowArrays * kFloat);
+  plan->scratch.bytes = layout.bytes();
+  if (plan->num_splits > 1) {
+    plan->partial_stride = tasks * rows * (dv + 2);
+    plan->partial_floats = plan->num_splits * plan->partial_stride;
+  }
+  finish(plan, threads, tasks * plan->num_splits);
+  return {};
+}
+
+Status plan_backward(const Shape& s, const Tuning& tuning, int threads, Plan* plan) {
+  *plan = {};
+  if (Status status = check(s); !status.ok()) return status;
+  if (Status status = check(tuning); !status.ok()) return status;
+  if (s.batch * s.hq == 0 || (s.lq == 0 && s.lkv == 0)) return {};
+  plan->path = Path::kTiled;
+  if (s.lq == 0) {
+    // No rows: dk and dv are zeros.
+    plan->path = Path::kEmpty;
+    return {};
+  }
+  choose_blocks(s, tuning, kBackwardRows, plan);
+
+  // Each split covers every num_splits-th block of queries (so that causal work is even) and owns
+  // accumulators for all of dK and dV: no more of them than keep the threads busy.
+  const i64 pairs = s.batch * s.hkv;
+  i64 splits = tuning.num_splits;
+  if (splits == 0) splits = threads == 1 ? 1 : ceil_div<i64>(2 * threads, pairs);
+  plan->num_splits = static_cast<i32>(clamp_to<i64>(splits, 1, plan->q_blocks));
+
+  const i64 rows = plan->padded_rows, keys = plan->block_k;
+  const i64 d = round_up<i64>(s.d, 16), dv = round_up<i64>(s.dv, 16);
+  Layout layout;
+  plan->scratch.k = layout.add(keys * kPackPitch * kFloat);
+  plan->scratch.v = layout.add(keys * kPackPitch * kFloat);
+  plan->scratch.q_t = layout.add(rows * d * kFloat);
+  plan->scratch.do_t = layout.add(rows * dv * kFloat);
+  plan->scratch.o_t = layout.add(rows * d * kFloat);
+  plan->scratch.q = layout.add(rows * kPackPitch * kFloat);
+  plan->scratch.d_out = layout.add(rows * kPackPitch * kFloat);
+  plan->scratch.s = layout.add(rows * keys * kFloat);
+  plan->scratch.ds = layout.add(rows * keys * kFloat);
+  if (s.soft_cap) plan->scratch.cap = layout.add(keys * kMaxRowTile * kFloat);
+  if (s.wants_dbias) plan->scratch.dbias = layout.add(rows * keys * kFloat);
+  plan->scratch.allow = layout.add(keys * kMaxRowTile / 8);
+  plan->scratch.rows = layout.add(rows * kRowArrays * kFloat);
+  plan->scratch.bytes = layout.bytes();
+
+  const i64 tasks = pairs * plan->num_splits;
+  plan->partial_stride = round_up<i64>(s.lkv, 8) * (d + dv);
+  const i64 workers = clamp_to<i64>(threads, 1, tasks);
+  if (plan->num_splits > 1) {
+    plan->partial_floats = tasks * plan->partial_stride;
+  } else {
+    // One task finishes what it accumulates, so a worker's accumulators serve its next task.
+    plan->scratch.accumulators = plan->scratch.bytes;
+    plan->scratch.bytes += round_up(plan->partial_stride * kFloat, kAlignment);
+  }
+  finish(plan, static_cast<int>(workers), tasks);
+  return {};
+}
+
+}  // namespace attention::cpu
+
+extern "C" int attention_plan_cpu(const attention::PlanRequest* request,
+                                  attention::PlanResult* result) {
+  using namespace attention;       // NOLINT: a C entry point has no namespace of its own
+  using namespace attention::cpu;  // NOLINT
+  const PlanRequest& r = *request;
+  *result = {};
+  Shape shape;
+  shape.batch = r.batch;
+  shape.lq = r.lq;
+  shape.lkv = r.lkv;
+  shape.hq = r.hq;
+  shape.hkv = r.hkv;
+  shape.d = r.d;
+  shape.dv = r.dv;
+  shape.dtype = static_cast<DType>(r.dtype);
+  shape.streams_simply = (r.features & (kFeatureBias | kFeatureMask | kFeatureBlockMask |
+                                        kFeatureSegments | kFeatureDropout)) == 0;
+  shape.causal = (r.features & kFeatureCausal) != 0;
+  shape.soft_cap = (r.features & kFeatureSoftCap) != 0;
+  shape.wants_dbias = (r.features & kFeatureWantDbias) != 0;
+  const Tuning tuning{r.block_q, r.block_k, r.num_splits};
+  const int threads = std::max<i32>(1, r.threads);
+  Plan plan;
+  const Status status = r.operation == static_cast<i32>(Operation::kForward)
+                            ? plan_forward(shape, tuning, threads, &plan)
+                            : plan_backward(shape, tuning, threads, &plan);
+  if (!status.ok()) {
+    std::snprintf(result->message, sizeof(result->message), "%s", status.message());
+    return 1;
+  }
+  result->block_q = plan.block_q;
+  result->block_k = plan.block_k;
+  result->num_splits = plan.num_splits;
+  result->workspace_bytes = plan.workspace_bytes;
+  return 0;
+}

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// Register-tiled matrix products C[m][n] (+)= sum_k A[m][k] B[k][n], with n in SIMD lanes and A
+// read by broadcast. A is read in its natural layout through two compile-time strides, so neither K
+// nor V is ever transposed.
+#pragma once
+
+#include "kernels/cpu/simd.h"
+
+namespace attention::cpu::ATTENTION_CPU_ISA {
+
+// The register tile: kTileRows x 2 vectors of accumulators. 6 x 2 of AVX2's 16 registers leave
+// three for operands; 8 x 2 of AVX-512's 32 divide every common head dimension. A row count is a
+// multiple of kRowStep; what kTileRows does not divide is done in tiles of kRowStep.
+#if defined(__AVX512F__)
+inline constexpr int kTileRows = 8, kRowStep = 8;
+#elif defined(__AVX2__)
+inline constexpr int kTileRows = 6, kRowStep = 4;
+#else
+inline constexpr int kTileRows = 4, kRowStep = 4;
+#endif
+
+// Lanes of one row tile of the score matrix: two vectors.
+inline constexpr int kRowTile = 2 * kLanes;
+
+// Distance between the rows of packed K, V, Q and dO, in floats: room for the largest head
+// dimension, at a compile-time constant, and 16.5 cache lines, so that a column walk spreads over
+// all cache sets.
+inline constexpr int kPitch = 264;
+inline constexpr int kMaxHeadDim = 256;
+
+// acc[m][n] += sum_k a[m * kAm + k * kAk] * b[k * kLdb + n * kLanes ..].
+template <int kRows, int kVectors, int kAm, int kAk, int kLdb>
+ATTENTION_INLINE void accumulate(const float* a, const float* b, int k, F (&acc)[kRows][kVectors]) {
+#pragma GCC unroll 2
+  for (; k > 0; --k) {
+    F column[kVectors];
+#pragma GCC unroll 4
+    for (int n = 0; n < kVectors; ++n) column[n] = load(b + n * kLanes);
+#pragma GCC unroll 16
+    for (int m = 0; m < kRows; ++m) {
+      const F broadcast = set(a[m * kAm]);
+#pragma GCC unroll 4
+      for (int n = 0; n < kVectors; ++n) acc[m][n] = fma(broadcast, column[n], acc[m][n]);
+    }
+    a += kAk;
+    b += kLdb;
+  }
+}
+
+// Splits `rows` (a multiple of kRowStep) into register tiles: function(first row, integral constant
+// number of rows).
+template <int kValue>
+struct Constant {
+  static constexpr int value = kValue;
+};
+template <typename Function>
+ATTENTION_INLINE void for_each_tile(int rows, const Function& function) {
+  int m = 0;
+  if constexpr (kTileRows == kRowStep) {
+    for (; m < rows; m += kTileRows) function(m, Constant<kTileRows>{});
+  } else {
+    while (m < rows) {
+      const int left = rows - m;
+      if (left == kRowStep || left == 2 * kRowStep) {
+        function(m, Constant<kRowStep>{});
+        m += kRowStep;
+      } else {
+        function(m, Constant<kTileRows>{});
+        m += kTileRows;
+      }
+    }
+  }
+}
+
+// Calls function(first row, number of vectors): tiles of two vectors, and one of one vector where
+// that is enough for the last rows.
+template <typename Function>
+ATTENTION_INLINE void for_each_row_tile(int rows, const Function& function) {
+  int row = 0;
+  for (; rows - row > kLanes; row += kRowTile) function(row, Constant<2>{});
+  if (row < rows) function(row, Constant<1>{});
+}
+
+// S^T[key][lane] = factor * sum_d K[key][d] Q^T[d][lane], for `keys` rows of K at pitch kPitch.
+template <int kVectors>
+inline void score_product(const float* k, int keys, int d, const float* q_t, float factor,
+                          float* s) {
+  constexpr int kLd = kVectors * kLanes;
+  for_each_tile(keys, [&](int m, auto rows) {
+    F acc[rows.value][kVectors] = {};
+    accumulate<rows.value, kVectors, kPitch, 1, kLd>(k + m * kPitch, q_t, d, acc);
+    const F f = set(factor);
+#pragma GCC unroll 16
+    for (int i = 0; i < rows.value; ++i)
+#pragma GCC unroll 4
+      for (int n = 0; n < kVectors; ++n) store(s + (m + i) * kLd + n * kLanes, acc[i][n] * f);
+  });
+}
+
+// O^T[d][lane] = decay[lane] * O^T[d][lane] + sum_key V[key][d] P[key][lane], for `dims` rows of
+// O^T (head dimension rounded up to kRowStep).
+template <int kVectors>
+inline void value_product(const float* v, int keys, int dims, const float* p,
+                          const F (&decay)[kVectors], float* o_t) {
+  constexpr int kLd = kVectors * kLanes;
+  for_each_tile(dims, [&](int m, auto rows) {
+    F acc[rows.value][kVectors] = {};
+    accumulate<rows.value, kVectors, 1, kPitch, kLd>(v + m, p, keys, acc);
+#pragma GCC unroll 16
+    for (int i = 0; i < rows.value; ++i)
+#pragma GCC unroll 4
+      for (int n = 0; n < kVectors; ++n) {
+        float* c = o_t + (m + i) * kLd + n * kLanes;
+        store(c, fma(load(c), decay[n], acc[i][n]));
+      }
+  });
+}
+
+}  // namespace attention::cpu::ATTENTION_CPU_ISA
