@@ -212,7 +212,9 @@ class Locker:
         base = resolve(python, requirements[BASE_SITE], self._kept(path(BASE_SITE)))
         save(BASE_SITE, base, BASE_SITE)
         for site in EXTRA_SITES:
-            constraints = self._kept(path(site), path(TORCH_CUDA_SITE)) | pins(base)
+            # torch and JAX bring different versions of CUDA libraries, each in its own site.
+            present = [path(site)] + ([path(TORCH_CUDA_SITE)] if site == "peers" else [])
+            constraints = self._kept(*present) | pins(base)
             resolver = resolve_peers if site == "peers" else resolve
             lock = resolver(python, requirements[site] + requirements[BASE_SITE], constraints)
             lock = {name: pin for name, pin in lock.items() if name not in base}

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """CUDA rules of this workspace.
 
-    load("//bazel/cuda:defs.bzl", "cuda_library")
+    load("//bazel/cuda:defs.bzl", "cuda_library", "for_architectures")
 
 cuda_library(name, srcs, hdrs = [], deps = [], copts = [], defines = [], alwayslink = False)
     Compiles each .cu file of `srcs` in an action of its own (mnemonic CudaCompile) with the hermetic nvcc, as C++17 and
@@ -11,10 +11,16 @@ cuda_library(name, srcs, hdrs = [], deps = [], copts = [], defines = [], alwaysl
     architectures, device linking or the host compiler are refused with the reason. Includes are workspace paths. A library
     whose code only dlopen reaches needs alwayslink = True. Nothing of a CUDA installation on the machine is used.
 
+for_architectures(name, target, architectures)
+    The files of `target` as they come out when every cuda_library behind it is compiled for `architectures` ("sm_80"), whatever
+    the rest of the command is built for. Tests that look at compiled kernels use it, to wait for one architecture and not for all.
+
 Host code that needs the CUDA run-time API's headers depends on "@cuda_toolkit//:headers" (`#include <cuda_runtime_api.h>`), and on
 "@cuda_toolkit//:cudart" if it calls the API itself.
 """
 
 load("//bazel/cuda/private:cuda_library.bzl", _cuda_library = "cuda_library")
+load("//bazel/cuda/private:for_architectures.bzl", _for_architectures = "for_architectures")
 
 cuda_library = _cuda_library
+for_architectures = _for_architectures

@@ -6,15 +6,7 @@ Nothing of a CUDA installation on the machine is looked at.
 
 load("//bazel/python:pip.bzl", "PIP_ENVIRON", "pip_install", "read_interpreter")
 load(":architectures.bzl", "DEFAULT_ARCHITECTURES", "parse_architectures")
-load(":versions.bzl", "CUDA_VERSIONS", "DEFAULT_CUDA_VERSION")
-
-def _check_version(version):
-    allowed = ", ".join(CUDA_VERSIONS.keys())
-    parts = version.split(".")
-    if len(parts) != 3 or not all([part.isdigit() for part in parts]):
-        fail("HERMETIC_CUDA_VERSION is '%s'; it must be written x.y.z, one of: %s" % (version, allowed))
-    if version not in CUDA_VERSIONS:
-        fail("HERMETIC_CUDA_VERSION is '%s'; versions with a lock file: %s" % (version, allowed))
+load(":versions.bzl", "CUDA_VERSIONS", "DEFAULT_CUDA_VERSION", "cuda_version_problem")
 
 def _known_architectures(rctx, nvcc):
     """Asks nvcc for the architectures that it compiles for."""
@@ -25,7 +17,9 @@ def _known_architectures(rctx, nvcc):
 
 def _cuda_toolkit_impl(rctx):
     version = rctx.os.environ.get("HERMETIC_CUDA_VERSION", "") or DEFAULT_CUDA_VERSION
-    _check_version(version)
+    problem = cuda_version_problem(version)
+    if problem:
+        fail(problem)
     machine = rctx.execute(["uname", "-sm"]).stdout.strip()
     if machine != "Linux x86_64":
         fail("CUDA targets are locked for Linux x86_64 only; this is %s" % machine)

@@ -5,7 +5,7 @@ The interpreter that installs the locked wheels and the one that runs the tests 
 from the file `interpreter.json` of this repository.
 """
 
-load(":versions.bzl", "PYTHON_VERSIONS")
+load(":versions.bzl", "PYTHON_VERSIONS", "python_version_problem")
 
 # Prints what has to be known of an interpreter. The real path leads out of virtual environments and past version managers'
 # shims, so that nothing that is installed there is seen.
@@ -58,8 +58,9 @@ def _python_toolchain_impl(rctx):
     version = rctx.os.environ.get("HERMETIC_PYTHON_VERSION", "")
     given = rctx.os.environ.get("PYTHON_BIN_PATH", "")
     allowed = ", ".join(PYTHON_VERSIONS)
-    if version and version not in PYTHON_VERSIONS:
-        fail("HERMETIC_PYTHON_VERSION is '%s'; versions with a lock file: %s" % (version, allowed))
+    problem = python_version_problem(version)
+    if problem:
+        fail(problem)
 
     if given:
         found = _probe(rctx, given)

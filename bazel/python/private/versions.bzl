@@ -8,5 +8,29 @@ PYTHON_VERSIONS = ["3.11", "3.12", "3.13"]
 SITES = ["runtime", "floor", "test", "peers", "cuda", "lint"]
 
 def lock_file(site, version):
-    """Returns the label of a lock file."""
+    """Names a lock file.
+
+    Args:
+      site: one of SITES, or "peers_torch_cuda".
+      version: one of PYTHON_VERSIONS.
+
+    Returns:
+      The file's label.
+    """
     return "@//bazel/python/locks:%s-%s.txt" % (site, version)
+
+def python_version_problem(version):
+    """Checks a value of HERMETIC_PYTHON_VERSION.
+
+    Args:
+      version: the value; empty if it is not set.
+
+    Returns:
+      What is wrong with it, in words, or None.
+    """
+    if version and version not in PYTHON_VERSIONS:
+        return "HERMETIC_PYTHON_VERSION is '%s'; versions with a lock file: %s" % (
+            version,
+            ", ".join(PYTHON_VERSIONS),
+        )
+    return None
