@@ -322,4 +322,6 @@ def block_mask(x: Any, sizes: Sizes) -> tuple[jax.Array | None, jax.Array | None
         )
     if bits.ndim != 3 or bits.shape[1:] != (MASK_TILE, 2):
         raise argument_error("block_mask", f"bits of shape {bits.shape}", f"[n, {MASK_TILE}, 2]")
-    return index, bits
+    # A kernel on a device cannot refuse a tile number that does not exist; without any bit tile the
+    # largest allowed value is EMPTY_TILE.
+    return jnp.minimum(index, bits.shape[0] - 1), bits

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.interpreters import mlir
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 
 def varying_axes(aval: Any) -> frozenset:
@@ -38,6 +38,17 @@ def result_aval(like: Any, shape: Sequence[int], dtype: Any, spec: Sequence[Any]
     """An aval with `like`'s mesh and varying axes, of another shape, dtype and partition spec."""
     sharding = NamedSharding(like.sharding.mesh, PartitionSpec(*spec))
     return like.update(shape=tuple(shape), dtype=dtype, weak_type=False, sharding=sharding)
+
+
+def with_automatic_axes(function: Callable[..., Any], results: Sequence[Any]) -> Callable[..., Any]:
+    """`function` of explicitly sharded arrays, traced with the partitioner in charge instead.
+
+    `results` are arrays or avals typed like its results, whose shardings those then get.
+    """
+    shardings = tuple(jax.typeof(x).sharding for x in results)
+    if not any(type_ == AxisType.Explicit for type_ in shardings[0].mesh.axis_types):
+        return function
+    return jax.sharding.auto_axes(function, out_sharding=shardings)
 
 
 def lower_as_jax(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -144,6 +144,30 @@ def _add(terms: list[Sequence[Any]]) -> list[Any]:
     return [functools.reduce(jnp.add, parts) for parts in zip(*terms, strict=True)]
 
 
+def _second(
+    function: Callable[..., tuple[Any, ...]],
+    fields: _Fields,
+    through: _Fields,
+    args: Sequence[Any],
+    tangents: Sequence[Any],
+    results: Sequence[Any],
+) -> Sequence[Any]:
+    """Tangents of function(operands, *rest) when the operands `through` move.
+
+    `args` are the packed operands and the rest; `results` are typed like the results.
+    """
+
+    def call(directions: Sequence[Any], *args: Any) -> tuple[Any, ...]:
+        operands, rest = avals.unpack(fields, args), args[len(fields) :]
+
+        def moved(*values: Any) -> tuple[Any, ...]:
+            return function(pure.replace(operands, through, values), *rest)
+
+        return jax.jvp(moved, _pick(fields, through, args), list(directions))[1]
+
+    return _jax.with_automatic_axes(call, results)(_pick(fields, through, tangents), *args)
+
+
 def _forward_jvp(
     primals: Sequence[Any],
     tangents: Sequence[Any],
@@ -179,14 +203,12 @@ def _tangent_jvp(
         terms.append(_tangent(spec, fields, moving, [*primals[: count + 2], *second]))
     through = _moving_fields(fields, tangents)
     if through:
-        operands = avals.unpack(fields, primals)
 
-        def function(*values: Any) -> tuple[Any, Any]:
-            changed = pure.replace(operands, through, values)
-            return pure.tangent(spec, changed, moving, primals[count + 2 :])
+        def function(operands: Operands, *tangents: Any) -> tuple[Any, Any]:
+            return pure.tangent(spec, operands, moving, tangents)
 
-        directions = _pick(fields, through, tangents)
-        terms.append(jax.jvp(function, _pick(fields, through, primals), directions)[1])
+        args = [*primals[:count], *primals[count + 2 :]]
+        terms.append(_second(function, fields, through, args, tangents, result))
     if not terms:
         return result, [ad.Zero.from_primal_value(x) for x in result]
     return result, _add(terms)
@@ -210,14 +232,12 @@ def _backward_jvp(
         terms.append(_backward(spec, fields, wanted, args))
     through = _moving_fields(fields, tangents)
     if through:
-        operands = avals.unpack(fields, primals)
 
-        def function(*values: Any) -> tuple[Any, ...]:
-            changed = pure.replace(operands, through, values)
-            return pure.backward(spec, changed, wanted, *primals[count + 2 :])
+        def function(operands: Operands, dout: Any, dlse: Any) -> tuple[Any, ...]:
+            return pure.backward(spec, operands, wanted, dout, dlse)
 
-        directions = _pick(fields, through, tangents)
-        terms.append(jax.jvp(function, _pick(fields, through, primals), directions)[1])
+        args = [*primals[:count], *primals[count + 2 :]]
+        terms.append(_second(function, fields, through, args, tangents, result))
     if not terms:
         return result, [ad.Zero.from_primal_value(x) for x in result]
     return result, _add(terms)

@@ -108,7 +108,7 @@ def global_function(
             partition=plan.partition,
             decode_shardings=False,
             sharding_rule=plan.rule(),
-            **plan.rule_factors(),
+            need_replication_factors=plan.whole_factors(),
         )
         return wrapped(*args)
 
@@ -137,8 +137,10 @@ class _Plan:
         self.results = results
         self.sizes = sizes
 
-    # The rule, for propagation: one factor for each batch-like axis, one for KV heads (h) and one
-    # for the query heads of a group (g). Every other axis stays whole.
+    # The rule, for propagation: one factor for each batch-like axis, one for query heads (h) and one
+    # for KV heads (k). Every other axis stays whole. Writing query heads as a product of KV heads and
+    # group would tie the two, and split a replicated K over part of a mesh axis: its gradient would
+    # then need a gather.
 
     def rule(self) -> str:
         alone = iter(range(10**9))
@@ -154,17 +156,14 @@ class _Plan:
             if axis < slot.lead_rank and size == self.sizes.lead[axis]:
                 factors.append(f"b{axis}")
             elif axis == slot.head:
-                grouped = self.sizes.group > 1 and not slot.is_kv
-                factors.append("(h g)" if grouped else "h")
+                factors.append("k" if slot.is_kv else "h")
             else:
                 factors.append(f"w{next(alone)}")
         return factors
 
-    def rule_factors(self) -> dict[str, Any]:
-        words = self.rule().replace("(", " ").replace(")", " ").replace(",", " ").split()
-        whole = tuple(dict.fromkeys(w for w in words if w.startswith("w")))
-        sizes = {"g": self.sizes.group} if self.sizes.group > 1 else {}
-        return {"need_replication_factors": whole, **sizes}
+    def whole_factors(self) -> tuple[str, ...]:
+        words = self.rule().replace(",", " ").split()
+        return tuple(dict.fromkeys(w for w in words if w.startswith("w")))
 
     # Partitioning.
 
@@ -201,7 +200,8 @@ class _Plan:
             found = [t[axis] for s, t in pairs if axis < s.lead_rank and s.shape[axis] == size]
             lead.append(claim(size, found))
         heads = [t[s.head] for s, t in pairs if s.head is not None and not s.is_kv]
-        return lead, claim(self.sizes.hq, heads)
+        kv_heads = [t[s.head] for s, t in pairs if s.head is not None and s.is_kv]
+        return lead, claim(self.sizes.hq, heads) or claim(self.sizes.hkv, kv_heads)
 
     def _kv_axes(
         self,
@@ -210,14 +210,11 @@ class _Plan:
         tilings: Sequence[Sequence[_Axes]],
         head: _Axes,
     ) -> _Axes:
-        """Mesh axes that split the KV heads: `head`, or a leading part of it that K already has."""
-        if self.sizes.hkv % _count(mesh, head) == 0:
-            return head
+        """Mesh axes that split the KV heads: what K or V has, if that is a leading part of `head`."""
         for slot, tiling in zip(slots, tilings, strict=True):
-            if slot.is_kv and slot.head is not None:
-                axes = tiling[slot.head]
-                fits = self.sizes.hkv % _count(mesh, axes) == 0
-                return axes if fits and axes == head[: len(axes)] else ()
+            axes = tiling[slot.head] if slot.is_kv and slot.head is not None else ()
+            if axes and axes == head[: len(axes)] and self.sizes.hkv % _count(mesh, axes) == 0:
+                return axes
         return ()
 
     def _slot_spec(
