@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The implementations that can be measured, by the name that flags and rows use.
 
-Each is a function of a case that returns the attention function to compile, or raises UnsupportedCaseError
-with the reason. Libraries are imported only when a case needs them, so that a missing peer is an
-error row and not a crash.
+Each is a function of a case that returns the attention function to compile, or raises
+UnsupportedCaseError with the reason. Libraries are imported only when a case needs them, so that a
+missing peer is an error row and not a crash.
 """
 
 from __future__ import annotations

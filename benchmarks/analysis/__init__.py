@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Reading, matching and comparing result files: what compare and report share."""
