@@ -59,6 +59,9 @@ ATTENTION_HOST_DEVICE constexpr i64 taken_bytes(i64 n, i64 element_size) {
   return round_up<i64>(n * element_size, 128);
 }
 
+// What a block keeps of each stage beside the data: which tile it holds (kernels/cuda/stream.h).
+inline constexpr i64 kVisitBytes = 128;
+
 // ---- forward ------------------------------------------------------------------------------------
 
 // A block computes `rows()` query rows. warps_m warps stand below each other, 16 * row_blocks rows
@@ -100,7 +103,7 @@ ATTENTION_HOST_DEVICE constexpr i64 forward_shared_bytes(const ForwardShape& sha
                                                          i64 block_k, i64 stages) {
   i64 bytes = taken_bytes(i64{shape.rows()} * d, element_size) +
               taken_bytes(stages * block_k * d, element_size) +
-              taken_bytes(stages * block_k * dv, element_size);
+              taken_bytes(stages * block_k * dv, element_size) + stages * kVisitBytes;
   if (shape.warps_n > 1) {
     bytes +=
         taken_bytes(i64{shape.rows()} * dv, 4) + taken_bytes(2 * shape.warps_n * shape.rows(), 4);
@@ -215,7 +218,7 @@ ATTENTION_HOST_DEVICE constexpr i64 backward_shared_bytes(const BackwardShape& s
          taken_bytes(i64{16} * shape.warps * dv, element_size) +
          taken_bytes(stages * shape.step * d, element_size) +
          taken_bytes(stages * shape.step * dv, element_size) +
-         taken_bytes(stages * shape.step * 2, 4);
+         taken_bytes(stages * shape.step * 2, 4) + stages * kVisitBytes;
 }
 
 constexpr int backward_stages(int element_size, HeadBucket bucket, i64 shared_limit) {

@@ -49,6 +49,44 @@ inline GradientState make_gradient_state(const BackwardArgs& args, const Plan& p
   return state;
 }
 
+// delta[lane] = sum_d dO * O - dlse. The sum runs in the order of V dO^T, so that a row that sees a
+// single key, whose O is that V, gets exactly dS = 0.
+template <int kVectors>
+inline void compute_delta(GradientState& state, int row) {
+  constexpr int kLd = kVectors * kLanes;
+  RowBlock& block = state.block;
+  const BackwardArgs& args = *state.args;
+  const float* do_t = state.do_t + i64{row} * state.stride_o;
+  with_type(state.problem->dtype, [&](auto tag) {
+    using Memory = typename decltype(tag)::Memory;
+    const Memory* out = static_cast<const Memory*>(args.out);
+    for (int n = 0; n < kVectors; ++n) {
+      const int first = row + n * kLanes;
+      F sum = zero();
+      for (int c = 0; c < state.dv; c += kLanes) {
+        F tile[kLanes];
+        for (int lane = 0; lane < kLanes; ++lane) {
+          const int r = first + lane;
+          tile[lane] = r < block.rows ? load_upto(tag, out + block.index_of(r) * state.dv + c,
+                                                  state.dv - c)
+                                      : zero();
+        }
+        transpose(tile);
+        for (int i = 0; i < min_of(kLanes, state.dv - c); ++i)
+          sum = fma(tile[i], load(do_t + (c + i) * kLd + n * kLanes), sum);
+      }
+      store(block.delta + first, sum);
+    }
+  });
+  for (int r = row; r < row + kLd; ++r) {
+    if (block.lse[r] == __builtin_inff()) {
+      block.delta[r] = 0.f;
+    } else if (args.dlse) {
+      block.delta[r] -= args.dlse[block.index_of(r)];
+    }
+  }
+}
+
 // Packs Q and dO of the block, as rows and with rows in lanes, and computes lse and delta.
 inline void load_rows(GradientState& state) {
   RowBlock& block = state.block;
@@ -58,34 +96,26 @@ inline void load_rows(GradientState& state) {
   with_type(p.dtype, [&](auto tag) {
     using Memory = typename decltype(tag)::Memory;
     const Memory* q = static_cast<const Memory*>(p.q) + p.q_batch(block.b) * p.lq * p.hq * p.d;
+    const Memory* d_out = static_cast<const Memory*>(args.dout);
     for (int r = 0; r < block.padded; ++r) {
       float* q_row = state.q + r * kPitch;
       float* do_row = state.d_out + r * kPitch;
-      // +inf makes every weight of the row 0. A row that saw nothing contributes nothing, whatever
-      // its q, dout and dlse hold.
-      block.lse[r] = __builtin_inff();
-      block.delta[r] = 0.f;
       const i64 index = r < block.rows ? block.index_of(r) : 0;
       const bool used = r < block.rows && block.query_of(r) < block.mask.q_len &&
                         args.lse[index] != -__builtin_inff();
+      // +inf makes every weight of the row 0. A row that saw nothing contributes nothing, whatever
+      // its q, dout and dlse hold.
+      block.lse[r] = used ? args.lse[index] : __builtin_inff();
       if (!used) {
         zero_rows(q_row, 0, 1, width_q);
         zero_rows(do_row, 0, 1, width_o);
         continue;
       }
       const i64 row_in_batch = i64{block.query_of(r)} * p.hq + block.head_of(r);
-      const Memory* d_out = static_cast<const Memory*>(args.dout) + index * p.dv;
-      const Memory* out = static_cast<const Memory*>(args.out) + index * p.dv;
       for (int c = 0; c < state.d; c += kLanes)
         store(q_row + c, load_upto(tag, q + row_in_batch * p.d + c, state.d - c));
-      F dot = zero();
-      for (int c = 0; c < state.dv; c += kLanes) {
-        const F x = load_upto(tag, d_out + c, state.dv - c);
-        store(do_row + c, x);
-        dot = fma(x, load_upto(tag, out + c, state.dv - c), dot);
-      }
-      block.lse[r] = args.lse[index];
-      block.delta[r] = sum_lanes(dot) - (args.dlse ? args.dlse[index] : 0.f);
+      for (int c = 0; c < state.dv; c += kLanes)
+        store(do_row + c, load_upto(tag, d_out + index * p.dv + c, state.dv - c));
     }
   });
   for_each_row_tile(block.tiled, [&](int row, auto vectors) {
@@ -93,6 +123,7 @@ inline void load_rows(GradientState& state) {
                                  state.q_t + i64{row} * state.stride_q);
     rows_to_lanes<vectors.value>(state.d_out + row * kPitch, state.dv,
                                  state.do_t + i64{row} * state.stride_o);
+    compute_delta<vectors.value>(state, row);
   });
 }
 
