@@ -45,25 +45,67 @@ Position b_tf32(int lane, int i) {
   return {i == 0 ? in_group : in_group + 4, group};
 }
 
+// Where each register of each lane lies in a matrix with `Pitch` columns, from the formulas above.
+// A 16-bit register holds two elements of one row (A) or one column (B).
+template <int Registers>
+struct Places {
+  int offset[kWarp][Registers];
+};
+
+template <int Registers>
+Places<Registers> places(Position (*position)(int lane, int i), int elements_per_register,
+                         int pitch) {
+  Places<Registers> p;
+  for (int lane = 0; lane < kWarp; ++lane) {
+    for (int r = 0; r < Registers; ++r) {
+      const Position at = position(lane, r * elements_per_register);
+      p.offset[lane][r] = at.row * pitch + at.col;
+    }
+  }
+  return p;
+}
+
+constexpr int kM = 16, kN = 8, kMaxK = 16;
+
+const Places<4> a_16bit_places = places<4>(a_16bit, 2, kMaxK);
+const Places<2> b_16bit_places = places<2>(b_16bit, 2, kN);
+const Places<4> a_tf32_places = places<4>(a_tf32, 1, kMaxK);
+const Places<2> b_tf32_places = places<2>(b_tf32, 1, kN);
+const Places<2> c_places = places<2>(c_f32, 2, kN);  // pairs of neighbouring columns
+
 struct Matrices {
-  float a[16][16];  // [m][k]
-  float b[16][8];   // [k][n]
-  float d[16][8];   // [m][n]
+  float a[kM * kMaxK];  // [m][k]
+  float b[kMaxK * kN];  // [k][n]
+  float d[kM * kN];     // [m][n]
 };
 
 // d += a * b with one rounding a product and one an addition, in the order of k. Tensor cores add
 // in an order and precision of their own; f32 accumulation is what the ISA promises, and tests
-// allow for the difference.
+// allow for the difference. Rows are independent: a few at a time hide the latency of the
+// additions.
 template <int K>
 __attribute__((always_inline)) inline void accumulate(Matrices& m) {
-  for (int i = 0; i < 16; ++i) {
-    float row[8];
-    for (int n = 0; n < 8; ++n) row[n] = m.d[i][n];
+  // One row of d. GCC and Clang split it where the machine's registers are narrower.
+  typedef float Row
+      __attribute__((vector_size(kN * sizeof(float)), aligned(sizeof(float)), may_alias));
+  constexpr int kRows = 8;
+  const Row* b = reinterpret_cast<const Row*>(m.b);
+  for (int i0 = 0; i0 < kM; i0 += kRows) {
+    const float* a = m.a + i0 * kMaxK;
+    Row* d = reinterpret_cast<Row*>(m.d) + i0;
+    Row s0 = d[0], s1 = d[1], s2 = d[2], s3 = d[3], s4 = d[4], s5 = d[5], s6 = d[6], s7 = d[7];
     for (int k = 0; k < K; ++k) {
-      const float x = m.a[i][k];
-      for (int n = 0; n < 8; ++n) row[n] += x * m.b[k][n];
+      const Row x = b[k];
+      s0 += a[0 * kMaxK + k] * x;
+      s1 += a[1 * kMaxK + k] * x;
+      s2 += a[2 * kMaxK + k] * x;
+      s3 += a[3 * kMaxK + k] * x;
+      s4 += a[4 * kMaxK + k] * x;
+      s5 += a[5 * kMaxK + k] * x;
+      s6 += a[6 * kMaxK + k] * x;
+      s7 += a[7 * kMaxK + k] * x;
     }
-    for (int n = 0; n < 8; ++n) m.d[i][n] = row[n];
+    d[0] = s0, d[1] = s1, d[2] = s2, d[3] = s3, d[4] = s4, d[5] = s5, d[6] = s6, d[7] = s7;
   }
 }
 
@@ -98,10 +140,20 @@ Accumulate choose_accumulate() {
 
 const Accumulate accumulate_function = choose_accumulate();
 
-u16 half_of(const u32* reg, int i) { return static_cast<u16>(reg[i / 2] >> (16 * (i % 2))); }
-
 // The tensor core reads the upper 19 bits of a tf32 register.
 float tf32_value(u32 bits) { return from_bits(bits & 0xffffe000u); }
+
+template <MmaInput Input>
+float low_of(u32 x) {
+  const auto bits = static_cast<u16>(x & 0xffffu);
+  return Input == MmaInput::kBf16 ? widen_bf16(bits) : widen_f16(bits);
+}
+
+template <MmaInput Input>
+float high_of(u32 x) {
+  const auto bits = static_cast<u16>(x >> 16);
+  return Input == MmaInput::kBf16 ? widen_bf16(bits) : widen_f16(bits);
+}
 
 template <MmaInput Input>
 void multiply_all(int count, void* const* operands) {
@@ -109,46 +161,36 @@ void multiply_all(int count, void* const* operands) {
   Matrices m;
   for (int lane = 0; lane < kWarp; ++lane) {
     const u32* reg = static_cast<const MmaOperands*>(operands[lane])->a;
-    if constexpr (kWide) {
-      for (int i = 0; i < 4; ++i) {
-        const Position p = a_tf32(lane, i);
-        m.a[p.row][p.col] = tf32_value(reg[i]);
-      }
-    } else {
-      for (int i = 0; i < 8; ++i) {
-        const Position p = a_16bit(lane, i);
-        m.a[p.row][p.col] =
-            Input == MmaInput::kBf16 ? widen_bf16(half_of(reg, i)) : widen_f16(half_of(reg, i));
+    for (int r = 0; r < 4; ++r) {
+      if constexpr (kWide) {
+        m.a[a_tf32_places.offset[lane][r]] = tf32_value(reg[r]);
+      } else {
+        float* pair = m.a + a_16bit_places.offset[lane][r];
+        pair[0] = low_of<Input>(reg[r]);
+        pair[1] = high_of<Input>(reg[r]);
       }
     }
   }
   for (int j = 0; j < count; ++j) {
     for (int lane = 0; lane < kWarp; ++lane) {
       const auto* o = static_cast<const MmaOperands*>(operands[lane]);
-      const u32* reg = o->b + 2 * j;
-      if constexpr (kWide) {
-        for (int i = 0; i < 2; ++i) {
-          const Position p = b_tf32(lane, i);
-          m.b[p.row][p.col] = tf32_value(reg[i]);
+      for (int r = 0; r < 2; ++r) {
+        const u32 x = o->b[2 * j + r];
+        if constexpr (kWide) {
+          m.b[b_tf32_places.offset[lane][r]] = tf32_value(x);
+        } else {
+          float* pair = m.b + b_16bit_places.offset[lane][r];
+          pair[0] = low_of<Input>(x);
+          pair[kN] = high_of<Input>(x);
         }
-      } else {
-        for (int i = 0; i < 4; ++i) {
-          const Position p = b_16bit(lane, i);
-          m.b[p.row][p.col] =
-              Input == MmaInput::kBf16 ? widen_bf16(half_of(reg, i)) : widen_f16(half_of(reg, i));
-        }
-      }
-      for (int i = 0; i < 4; ++i) {
-        const Position p = c_f32(lane, i);
-        m.d[p.row][p.col] = o->d[4 * j + i];
+        std::memcpy(m.d + c_places.offset[lane][r], o->d + 4 * j + 2 * r, 2 * sizeof(float));
       }
     }
     accumulate_function(m, kWide ? 8 : 16);
     for (int lane = 0; lane < kWarp; ++lane) {
       const auto* o = static_cast<const MmaOperands*>(operands[lane]);
-      for (int i = 0; i < 4; ++i) {
-        const Position p = c_f32(lane, i);
-        o->d[4 * j + i] = m.d[p.row][p.col];
+      for (int r = 0; r < 2; ++r) {
+        std::memcpy(o->d + 4 * j + 2 * r, m.d + c_places.offset[lane][r], 2 * sizeof(float));
       }
     }
   }
