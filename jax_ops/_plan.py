@@ -108,8 +108,6 @@ def _ask(
         threads = cpu_threads()
     elif library.name == "cuda":
         sm_count, capability = _cuda_device()
-    else:
-        sm_count, capability = _ASSUMED_SM_COUNT, _ASSUMED_COMPUTE_CAPABILITY
     if operation == "bwd":
         # Sizes that a caller asks for are the forward pass's; the backward kernels have their own.
         spec = dataclasses.replace(spec, block_q=0, block_k=0, num_splits=0)

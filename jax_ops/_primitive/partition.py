@@ -137,10 +137,10 @@ class _Plan:
         self.results = results
         self.sizes = sizes
 
-    # The rule, for propagation: one factor for each batch-like axis, one for query heads (h) and one
-    # for KV heads (k). Every other axis stays whole. Writing query heads as a product of KV heads and
-    # group would tie the two, and split a replicated K over part of a mesh axis: its gradient would
-    # then need a gather.
+    # The rule, for propagation: one factor for each batch-like axis, one for query heads (h) and
+    # one for KV heads (k). Every other axis stays whole. Writing query heads as a product of KV
+    # heads and group would tie the two, and split a replicated K over part of a mesh axis: its
+    # gradient would then need a gather.
 
     def rule(self) -> str:
         alone = iter(range(10**9))
@@ -210,7 +210,7 @@ class _Plan:
         tilings: Sequence[Sequence[_Axes]],
         head: _Axes,
     ) -> _Axes:
-        """Mesh axes that split the KV heads: what K or V has, if that is a leading part of `head`."""
+        """Mesh axes that split the KV heads: K's or V's, if they are a leading part of `head`."""
         for slot, tiling in zip(slots, tilings, strict=True):
             axes = tiling[slot.head] if slot.is_kv and slot.head is not None else ()
             if axes and axes == head[: len(axes)] and self.sizes.hkv % _count(mesh, axes) == 0:

@@ -63,7 +63,4 @@ i64 dbias_elements(const BackwardArgs& args, BufferList results);
 // Whether every tile number of a block mask in host memory names a tile of `block_bits`.
 Status check_block_index(const Problem& problem, BufferList operands);
 
-// True when the results of a forward or backward call are known without looking at any operand.
-inline bool is_trivial(const Problem& p) { return p.batch == 0 || p.lq == 0 || p.lkv == 0; }
-
 }  // namespace attention::ffi
