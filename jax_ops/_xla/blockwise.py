@@ -22,7 +22,7 @@ from jax_ops._xla.tile import Mods, Tile, score_dtype
 
 # Tile sizes where the spec asks for none: large enough that a loop step costs little beside its
 # matrix products, small enough that a tile stays near the cache.
-DEFAULT_BLOCK_Q = 256
+DEFAULT_BLOCK_Q = 128
 DEFAULT_BLOCK_K = 256
 
 
@@ -46,10 +46,11 @@ def attention(
       mods: score and mask functions, which may close over arrays that are differentiated.
     """
     sizes = sizes_of(operands)
-    out = jnp.zeros(sizes.out_shape, operands.query.dtype)
+    # Not in query's dtype yet: XLA's CPU backend updates 16-bit arrays through a converted copy.
+    out = jnp.zeros(sizes.out_shape, score_dtype(operands))
     lse = jnp.full(sizes.lse_shape, -jnp.inf, lse_dtype(operands.query.dtype))
     if sizes.lq == 0 or sizes.lkv == 0:
-        return out, lse
+        return out.astype(operands.query.dtype), lse
     blocks = _Blocks(spec, operands, mods or Mods(), sizes)
 
     def query_block(i: jax.Array, results: tuple[jax.Array, jax.Array]) -> Any:
@@ -57,11 +58,12 @@ def attention(
         tile_out, tile_lse = jax.checkpoint(lambda i: _rows(blocks, i))(i)
         first_row = blocks.tile(i, jnp.int32(0)).first_row
         return (
-            jax.lax.dynamic_update_slice_in_dim(out, tile_out.astype(out.dtype), first_row, -3),
-            jax.lax.dynamic_update_slice_in_dim(lse, tile_lse.astype(lse.dtype), first_row, -2),
+            jax.lax.dynamic_update_slice_in_dim(out, tile_out, first_row, -3),
+            jax.lax.dynamic_update_slice_in_dim(lse, tile_lse, first_row, -2),
         )
 
-    return _loop(blocks.num_q, query_block, (out, lse))
+    out, lse = _loop(blocks.num_q, query_block, (out, lse))
+    return out.astype(operands.query.dtype), lse
 
 
 def backward(
@@ -77,8 +79,10 @@ def backward(
     Args:
       spec: the static options; want_* say which optional gradients are returned.
       operands: as in `forward`.
-      out, lse: the results of `forward`.
-      dout, dlse: their cotangents; dlse is ignored on rows with no allowed key.
+      out: what `forward` returned.
+      lse: what `forward` returned.
+      dout: the cotangent of out.
+      dlse: the cotangent of lse, ignored on rows with no allowed key.
     """
     sizes = sizes_of(operands)
     wanted = {
@@ -175,39 +179,42 @@ def _rows(blocks: _Blocks, i: jax.Array) -> tuple[jax.Array, jax.Array]:
     dtype = score_dtype(blocks.operands)
     heads = (*sizes.lead, sizes.hkv, sizes.group, blocks.rows)
 
-    # The checkpoint keeps a tile's scores from being saved once per key block.
+    # The checkpoint keeps a tile's scores from being saved once per key block. It is around the
+    # condition, because a condition would save whatever its branches read.
     @functools.partial(jax.checkpoint, prevent_cse=False)
-    def update(j: jax.Array, state: Any) -> Any:
-        return _update(blocks.tile(i, j), state)
-
     def key_block(j: jax.Array, state: Any) -> Any:
-        needed = blocks.tile(i, j).is_needed()
+        tile = blocks.tile(i, j)
+        loads, needed = tile.loads(), tile.is_needed()
         if needed is None:
-            return update(j, state)
-        return jax.lax.cond(needed, update, lambda j, state: state, j, state)
+            return _update(tile, loads, state)
+        update = functools.partial(_update, tile)
+        return jax.lax.cond(needed, update, lambda loads, state: state, loads, state)
 
     state = (
         jnp.full(heads, -jnp.inf, dtype),
         jnp.zeros(heads, dtype),
         jnp.zeros((*heads, sizes.dv), dtype),
     )
-    state = _typed_as_result(state, lambda state: update(jnp.int32(0), state))
+    first_tile = blocks.tile(i, jnp.int32(0))
+    state = _typed_as_result(state, lambda state: _update(first_tile, first_tile.loads(), state))
     largest, total, acc = _loop(blocks.num_k, key_block, state)
 
     is_empty = total == 0
     total = jnp.where(is_empty, 1, total)
     lse = jnp.where(is_empty, -jnp.inf, largest + jnp.log(total))
-    out = jnp.moveaxis(acc / total[..., None], -2, -4)
+    # Selected rather than 0 / 1, so that a NaN in an empty row's cotangent stops here.
+    out = jnp.where(is_empty[..., None], 0, acc / total[..., None])
+    out = jnp.moveaxis(out, -2, -4)
     lse = jnp.moveaxis(lse, -1, -3)
     rows = (*sizes.lead, blocks.rows, sizes.hq)
     return out.reshape(*rows, sizes.dv), lse.reshape(rows)
 
 
-def _update(tile: Tile, state: Any) -> Any:
+def _update(tile: Tile, loads: Gradients, state: Any) -> Any:
     """One step of the online softmax: folds a tile into (largest, total, acc)."""
     largest, total, acc = state
     allowed = tile.allowed()
-    loads = _select(allowed, tile.loads())
+    loads = _select(allowed, loads)
     s = tile.scores(loads)
     if allowed is not None:
         s = jnp.where(allowed, s, -jnp.inf)
@@ -241,7 +248,7 @@ def _select(allowed: jax.Array | None, loads: Gradients) -> Gradients:
 
 
 def _select_rows(allowed: jax.Array | None, x: jax.Array) -> jax.Array:
-    """x [*lead, rows, Hkv, G, E], with 0 in rows that see no key of the tile."""
+    """[*lead, rows, Hkv, G, E] with 0 in rows that see no key of the tile."""
     if allowed is None:
         return x
     active = jnp.any(allowed, axis=-1)  # [*lead, Hkv | 1, G | 1, rows | 1]

@@ -137,7 +137,7 @@ class Tile:
         return q_len.astype(jnp.int32), kv_len.astype(jnp.int32)
 
     def aligned_row(self) -> jax.Array:
-        """i' = i + shift, int32 [*lead, rows] or [rows]."""
+        """Aligned query positions i' = i + shift, int32 [*lead, rows] or [rows]."""
         if not self.spec.bottom_right:
             return self.row
         q_len, kv_len = self.lengths()
@@ -280,7 +280,7 @@ class Tile:
         return s
 
     def dot(self, equation: str, a: jax.Array, b: jax.Array) -> jax.Array:
-        """einsum in the accumulator's dtype; lead axes of 1 broadcast."""
+        """Einsum in the accumulator's dtype; lead axes of 1 broadcast."""
         precision = jax.lax.Precision.HIGHEST if self.spec.precision == "highest" else None
         return jnp.einsum(equation, a, b, precision=precision, preferred_element_type=self.dtype)
 
