@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The wheel builder: equal bytes, a truthful tag, complete metadata, and pip installs the result."""
+"""The wheel builder: equal bytes, a truthful tag, full metadata, and pip installs the result."""
 
 import base64
 import hashlib
