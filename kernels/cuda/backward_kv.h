@@ -23,31 +23,22 @@ class GroupWalk {
  public:
   ATTENTION_DEVICE GroupWalk(const ScoreContext<false>& first_head, Range tiles, i32 size,
                              Range keys)
-      : ctx(first_head),
-        scan(ctx, tiles, size, keys),
-        tile(tiles.begin - 1),
-        heads_left_(static_cast<i32>(first_head.problem->group()) - 1) {}
+      : scan_(first_head, tiles, size, keys),
+        heads_end_(first_head.head0 + static_cast<i32>(first_head.problem->group())) {}
 
-  // Goes to the next tile that has to be visited; false after the last one of the last head.
-  ATTENTION_DEVICE bool advance() {
+  // The next tile that has to be visited; none after the last one of the last head.
+  ATTENTION_DEVICE Visit next() {
     ATTENTION_NO_UNROLL
     for (;;) {
-      tile = scan.next(tile + 1);
-      if (tile < scan.tiles().end) return true;
-      if (heads_left_ == 0) return false;
-      --heads_left_;
-      ++ctx.head0;
-      tile = scan.tiles().begin - 1;
-      scan.restart();
+      const Visit visit = scan_.next();
+      if (visit.tile >= 0 || visit.head + 1 >= heads_end_) return visit;
+      scan_.restart(visit.head + 1);
     }
   }
 
-  ScoreContext<false> ctx;  // head0 is the current head
-  TileScan<kGeneral, false, false> scan;
-  i32 tile;
-
  private:
-  i32 heads_left_;
+  TileScan<kGeneral, false, false> scan_;
+  i32 heads_end_;
 };
 
 template <typename T_, tile::F32Products kProducts, int D, int DV, bool kGeneral, bool kWantDk,
@@ -59,7 +50,8 @@ struct BackwardKv {
   static constexpr int kThreads = 32 * kShape.warps;
   static constexpr int kMinBlocks = 1;
   static constexpr int kKeys = 16 * kShape.warps;
-  static constexpr int kQueries = kShape.step;
+  // The general variant keeps the raw products of the tile beside the two wide accumulators.
+  static constexpr int kQueries = kGeneral && D >= 128 ? 16 : kShape.step;
 
   using KTile = tile::SharedTile<T, kKeys, D>;
   using VTile = tile::SharedTile<T, kKeys, DV>;
@@ -78,6 +70,7 @@ struct BackwardKv {
     const auto q_ring = tile::Ring<T>::take(smem, params.stages, QTile::kSize);
     const auto o_ring = tile::Ring<T>::take(smem, params.stages, OTile::kSize);
     const auto terms_ring = tile::Ring<f32>::take(smem, params.stages, 2 * kQueries);
+    const auto visits = VisitRing::take(smem, params.stages);
 
     const i32 lkv = static_cast<i32>(p.lkv);
     const u32 key_blocks = static_cast<u32>(ceil_div(lkv, kKeys));
@@ -116,12 +109,11 @@ struct BackwardKv {
     const f32 unit = ctx.scale * tile::kLog2E;
     const f32 keep_scale = p.dropout.threshold > 0 ? p.dropout.keep_scale : 1.f;
 
-    GroupWalk<kGeneral> load_walk(ctx, tiles, kQueries, keys);
     GroupWalk<kGeneral> walk(ctx, tiles, kQueries, keys);
-    const auto load_next = [&](i32 stage) {
-      if (!load_walk.advance()) return;
-      const i32 q0 = load_walk.tile * kQueries;
-      const i32 head = load_walk.ctx.head0;
+    const auto find = [&]() { return walk.next(); };
+    const auto load = [&](const Visit& visit, i32 stage) {
+      const i32 q0 = visit.tile * kQueries;
+      const i32 head = visit.head;
       copy_positions<kThreads, !kGeneral>(QTile{q_ring[stage]}, kQueries, q_rows, head, q0,
                                           Range{0, q_len});
       copy_positions<kThreads, !kGeneral>(OTile{o_ring[stage]}, kQueries, o_rows, head, q0,
@@ -134,87 +126,86 @@ struct BackwardKv {
         tile::async_copy_or_zero<8>(terms_ring[stage] + 2 * r, from, valid);
       }
     };
-    stream_tiles(
-        params.stages, load_next, [&]() { return walk.advance(); },
-        [&](i32 stage) {
-          const i32 q0 = walk.tile * kQueries;
-          const Range queries{q0, min_of(q0 + kQueries, q_len)};
-          const Range visible = keys_of_rows(ctx.mask, queries);
-          if (visible.begin >= warp_keys.end || visible.end <= warp_keys.begin) return;
-          const bool full = walk.scan.is_full(walk.tile) &&
-                            tile_is_full(ctx.mask, Range{q0, q0 + kQueries}, warp_keys);
-          const QTile q_tile{q_ring[stage]};
-          const OTile o_tile{o_ring[stage]};
+    const auto compute = [&](const Visit& visit, i32 stage) {
+      const i32 q0 = visit.tile * kQueries;
+      const Range queries{q0, min_of(q0 + kQueries, q_len)};
+      const Range visible = keys_of_rows(ctx.mask, queries);
+      if (visible.begin >= warp_keys.end || visible.end <= warp_keys.begin) return;
+      const bool full = visit.full && tile_is_full(ctx.mask, Range{q0, q0 + kQueries}, warp_keys);
+      const QTile q_tile{q_ring[stage]};
+      const OTile o_tile{o_ring[stage]};
+      [[maybe_unused]] ScoreContext<false> of_head = ctx;
+      of_head.head0 = visit.head;
 
-          Scores s;
-          s.fill(0.f);
-          multiply<kProducts>(s, k_tile, warp_row, q_tile, 0);
-          [[maybe_unused]] Scores raw;
-          if constexpr (kGeneral) {
-            if (p.soft_cap > 0.f) raw = s;
-            apply_score<true>(s, walk.ctx, q0, warp_key, !full);
-          } else if (!full) {
-            mask_positions<true>(s, ctx, q0, warp_key);
+      Scores s;
+      s.fill(0.f);
+      multiply<kProducts>(s, k_tile, warp_row, q_tile, 0);
+      [[maybe_unused]] Scores raw;
+      if constexpr (kGeneral) {
+        if (p.soft_cap > 0.f) raw = s;
+        apply_score<true>(s, of_head, q0, warp_key, !full);
+      } else if (!full) {
+        mask_positions<true>(s, ctx, q0, warp_key);
+      }
+      // Terms of the columns 2c and 2c + 1 lie side by side: (lse, delta, lse, delta).
+      const auto terms_of = [&](int c) {
+        return tile::shared_load<4>(terms_ring[stage] + 2 * Scores::slot_col(c));
+      };
+      ATTENTION_UNROLL
+      for (int c = 0; c < Scores::kColSlots; c += 2) {
+        const auto terms = terms_of(c);
+        ATTENTION_UNROLL
+        for (int r = 0; r < Scores::kRowSlots; ++r) {
+          s.at(r, c) = probability<!kGeneral>(s.at(r, c), terms[0], unit);
+          s.at(r, c + 1) = probability<!kGeneral>(s.at(r, c + 1), terms[2], unit);
+        }
+      }
+      [[maybe_unused]] KeepBits<Scores> keep;
+      if constexpr (kGeneral) keep = dropout_keep<true, Scores>(of_head, q0, warp_key);
+      if constexpr (kWantDv) {
+        if constexpr (kGeneral) {
+          Scores dropped = s;
+          if (p.dropout.threshold > 0) apply_dropout(dropped, keep);
+          multiply_packed<kProducts, false>(dv, dropped, o_tile, 0);
+        } else {
+          multiply_packed<kProducts, false>(dv, s, o_tile, 0);
+        }
+      }
+      if constexpr (kWantDk) {
+        Scores dp;
+        dp.fill(0.f);
+        multiply<kProducts>(dp, v_tile, warp_row, o_tile, 0);
+        if constexpr (kGeneral) {
+          if (p.dropout.threshold > 0) {
+            apply_dropout(dp, keep);
+            transform(dp, [&](f32& y) { y *= keep_scale; });
           }
-          // Terms of the columns 2c and 2c + 1 lie side by side: (lse, delta, lse, delta).
-          const auto terms_of = [&](int c) {
-            return tile::shared_load<4>(terms_ring[stage] + 2 * Scores::slot_col(c));
-          };
+        }
+        ATTENTION_UNROLL
+        for (int c = 0; c < Scores::kColSlots; c += 2) {
+          const auto terms = terms_of(c);
           ATTENTION_UNROLL
-          for (int c = 0; c < Scores::kColSlots; c += 2) {
-            const auto terms = terms_of(c);
+          for (int r = 0; r < Scores::kRowSlots; ++r) {
+            s.at(r, c) = score_gradient(s.at(r, c), dp.at(r, c), terms[1]);
+            s.at(r, c + 1) = score_gradient(s.at(r, c + 1), dp.at(r, c + 1), terms[3]);
+          }
+        }
+        if constexpr (kGeneral) {
+          if (p.soft_cap > 0.f) {
             ATTENTION_UNROLL
             for (int r = 0; r < Scores::kRowSlots; ++r) {
-              s.at(r, c) = probability<!kGeneral>(s.at(r, c), terms[0], unit);
-              s.at(r, c + 1) = probability<!kGeneral>(s.at(r, c + 1), terms[2], unit);
-            }
-          }
-          [[maybe_unused]] KeepBits<Scores> keep;
-          if constexpr (kGeneral) keep = dropout_keep<true, Scores>(walk.ctx, q0, warp_key);
-          if constexpr (kWantDv) {
-            if constexpr (kGeneral) {
-              Scores dropped = s;
-              if (p.dropout.threshold > 0) apply_dropout(dropped, keep);
-              multiply_packed<kProducts, false>(dv, dropped, o_tile, 0);
-            } else {
-              multiply_packed<kProducts, false>(dv, s, o_tile, 0);
-            }
-          }
-          if constexpr (kWantDk) {
-            Scores dp;
-            dp.fill(0.f);
-            multiply<kProducts>(dp, v_tile, warp_row, o_tile, 0);
-            if constexpr (kGeneral) {
-              if (p.dropout.threshold > 0) {
-                apply_dropout(dp, keep);
-                transform(dp, [&](f32& y) { y *= keep_scale; });
-              }
-            }
-            ATTENTION_UNROLL
-            for (int c = 0; c < Scores::kColSlots; c += 2) {
-              const auto terms = terms_of(c);
               ATTENTION_UNROLL
-              for (int r = 0; r < Scores::kRowSlots; ++r) {
-                s.at(r, c) = score_gradient(s.at(r, c), dp.at(r, c), terms[1]);
-                s.at(r, c + 1) = score_gradient(s.at(r, c + 1), dp.at(r, c + 1), terms[3]);
+              for (int c = 0; c < Scores::kColSlots; ++c) {
+                // A masked entry may have a NaN product.
+                if (s.at(r, c) != 0.f) s.at(r, c) *= cap_slope(raw.at(r, c), ctx.scale, p.soft_cap);
               }
             }
-            if constexpr (kGeneral) {
-              if (p.soft_cap > 0.f) {
-                ATTENTION_UNROLL
-                for (int r = 0; r < Scores::kRowSlots; ++r) {
-                  ATTENTION_UNROLL
-                  for (int c = 0; c < Scores::kColSlots; ++c) {
-                    // A masked entry may have a NaN product.
-                    if (s.at(r, c) != 0.f)
-                      s.at(r, c) *= cap_slope(raw.at(r, c), ctx.scale, p.soft_cap);
-                  }
-                }
-              }
-            }
-            multiply_packed<kProducts, false>(dk, s, q_tile, 0);
           }
-        });
+        }
+        multiply_packed<kProducts, false>(dk, s, q_tile, 0);
+      }
+    };
+    stream_tiles(params.stages, visits, find, load, compute);
 
     const auto store = [&](const auto& gradient, void* to, i64 width, f32 factor) {
       const auto result = result_rows(static_cast<T*>(to), batch, p.lkv, p.hkv, width);

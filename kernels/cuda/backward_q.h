@@ -38,6 +38,7 @@ struct BackwardQ {
     const OTile o_tile = OTile::take(smem);
     const auto k_ring = tile::Ring<T>::take(smem, params.stages, KTile::kSize);
     const auto v_ring = tile::Ring<T>::take(smem, params.stages, VTile::kSize);
+    const auto visits = VisitRing::take(smem, params.stages);
 
     const i32 lq = static_cast<i32>(p.lq);
     const u32 row_blocks = static_cast<u32>(ceil_div(lq, kRows));
@@ -81,26 +82,18 @@ struct BackwardQ {
     [[maybe_unused]] f32 dscale[kSlots] = {};
     const f32 unit = ctx.scale * tile::kLog2E;
 
-    TileScan<kGeneral, true, false> load_scan(ctx, tiles, kKeys, rows);
     TileScan<kGeneral, true, false> scan(ctx, tiles, kKeys, rows);
-    i32 loaded = tiles.begin - 1;
-    i32 t = tiles.begin - 1;
-    const auto load_next = [&](i32 stage) {
-      loaded = load_scan.next(loaded + 1);
-      if (loaded >= tiles.end) return;
-      const i32 key0 = loaded * kKeys;
+    const auto find = [&]() { return scan.next(); };
+    const auto load = [&](const Visit& visit, i32 stage) {
+      const i32 key0 = visit.tile * kKeys;
       copy_positions<kThreads, !kGeneral>(KTile{k_ring[stage]}, kKeys, k_rows, kv_head, key0, keys);
       copy_positions<kThreads, !kGeneral>(VTile{v_ring[stage]}, kKeys, v_rows, kv_head, key0, keys);
     };
-    const auto next = [&]() {
-      t = scan.next(t + 1);
-      return t < tiles.end;
-    };
-    stream_tiles(params.stages, load_next, next, [&](i32 stage) {
-      const i32 key0 = t * kKeys;
+    const auto compute = [&](const Visit& visit, i32 stage) {
+      const i32 key0 = visit.tile * kKeys;
       const Range tile_keys{key0, key0 + kKeys};
       if (visible.begin >= tile_keys.end || visible.end <= tile_keys.begin) return;
-      const bool full = scan.is_full(t) && tile_is_full(ctx.mask, Range{q0, q0 + 16}, tile_keys);
+      const bool full = visit.full && tile_is_full(ctx.mask, Range{q0, q0 + 16}, tile_keys);
       const KTile k_tile{k_ring[stage]};
       const VTile v_tile{v_ring[stage]};
 
@@ -139,7 +132,8 @@ struct BackwardQ {
         }
       }
       multiply_packed<kProducts, false>(dq, s, k_tile, 0);
-    });
+    };
+    stream_tiles(params.stages, visits, find, load, compute);
 
     const auto result = result_rows(static_cast<T*>(params.dq), batch, p.lq, p.hq, p.d);
     store_rows<T>(

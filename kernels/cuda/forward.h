@@ -68,6 +68,7 @@ struct Forward {
     const QTile q_tile = QTile::take(smem);
     const auto k_ring = tile::Ring<T>::take(smem, params.stages, params.block_k * D);
     const auto v_ring = tile::Ring<T>::take(smem, params.stages, params.block_k * DV);
+    const auto visits = VisitRing::take(smem, params.stages);
 
     const Work work = work_of_block(params);
     const Context ctx = score_context<kPacked>(p, work.batch, work.head0, params.pack);
@@ -108,32 +109,23 @@ struct Forward {
     out.fill(0.f);
     Softmax softmax(kGeneral ? tile::kLog2E : ctx.scale * tile::kLog2E);
 
-    TileScan<kGeneral, true, kPacked> load_scan(ctx, tiles, params.block_k, positions);
     TileScan<kGeneral, true, kPacked> scan(ctx, tiles, params.block_k, positions);
-    i32 loaded = tiles.begin - 1;
-    i32 t = tiles.begin - 1;
-    const auto load_next = [&](i32 stage) {
-      loaded = load_scan.next(loaded + 1);
-      if (loaded >= tiles.end) return;
+    const auto find = [&]() { return scan.next(); };
+    const auto load = [&](const Visit& visit, i32 stage) {
       // Only keys of `keys` are read: what nobody may see could be NaN.
-      const i32 key0 = loaded * params.block_k;
+      const i32 key0 = visit.tile * params.block_k;
       copy_positions<kThreads, !kGeneral>(KTile{k_ring[stage]}, params.block_k, k_rows, kv_head,
                                           key0, keys);
       copy_positions<kThreads, !kGeneral>(VTile{v_ring[stage]}, params.block_k, v_rows, kv_head,
                                           key0, keys);
     };
-    const auto next = [&]() {
-      t = scan.next(t + 1);
-      return t < tiles.end;
-    };
-    stream_tiles(params.stages, load_next, next, [&](i32 stage) {
-      const bool scattered_full = scan.is_full(t);
+    const auto compute = [&](const Visit& visit, i32 stage) {
       for (i32 part = warp_n; part * kKeys < params.block_k; part += kShape.warps_n) {
-        const i32 key0 = t * params.block_k + part * kKeys;
+        const i32 key0 = visit.tile * params.block_k + part * kKeys;
         const Range part_keys{key0, key0 + kKeys};
         // What the block visits for other rows may be empty for this warp's.
         if (visible.begin >= part_keys.end || visible.end <= part_keys.begin) continue;
-        const bool full = scattered_full && warp_rows.end - warp_rows.begin == kWarpRows &&
+        const bool full = visit.full && warp_rows.end - warp_rows.begin == kWarpRows &&
                           tile_is_full(ctx.mask, warp_positions, part_keys);
         const KTile k_tile{k_ring[stage] + part * kKeys * D};
         const VTile v_tile{v_ring[stage] + part * kKeys * DV};
@@ -157,7 +149,8 @@ struct Forward {
         }
         multiply_packed<kProducts, false>(out, s, v_tile, 0);
       }
-    });
+    };
+    stream_tiles(params.stages, visits, find, load, compute);
 
     softmax.finish();
     const f32 keep_scale = p.dropout.threshold > 0 ? p.dropout.keep_scale : 1.f;

@@ -7,6 +7,7 @@
 #pragma once
 
 #include "kernels/cuda/score.h"
+#include "kernels/cuda/stream.h"
 
 namespace attention {
 
@@ -36,10 +37,11 @@ ATTENTION_DEVICE SegmentSpan segment_span(const i32* ids, Range range) {
 enum class TileKind { kEmpty, kMasked, kFull };
 
 // What the scattered terms say about queries x keys (both inside the lengths, both non-empty).
-// `heads` heads from ctx.head0 on share the tile.
+// With packed rows the heads of the group share the tile, from head0 on.
 template <bool kPacked>
-ATTENTION_DEVICE TileKind classify(const ScoreContext<kPacked>& ctx, Range queries, Range keys,
-                                   const SegmentSpan& q_span, const SegmentSpan& kv_span) {
+ATTENTION_DEVICE TileKind classify(const ScoreContext<kPacked>& ctx, i32 head0, Range queries,
+                                   Range keys, const SegmentSpan& q_span,
+                                   const SegmentSpan& kv_span) {
   const Problem& p = *ctx.problem;
   TileKind kind = p.mask.data ? TileKind::kMasked : TileKind::kFull;
   if (p.q_segments.data) {
@@ -60,7 +62,7 @@ ATTENTION_DEVICE TileKind classify(const ScoreContext<kPacked>& ctx, Range queri
       for (i32 i = queries.begin / kMaskTile; i <= (queries.end - 1) / kMaskTile; ++i) {
         ATTENTION_NO_UNROLL
         for (i32 j = keys.begin / kMaskTile; j <= (keys.end - 1) / kMaskTile; ++j) {
-          const i32 state = tile::global_load_constant(index + (ctx.head0 + h) * m.head_stride +
+          const i32 state = tile::global_load_constant(index + (head0 + h) * m.head_stride +
                                                        i * m.row_stride + j)[0];
           all_empty = all_empty && state == kEmptyTile;
           all_full = all_full && state == kFullTile;
@@ -81,42 +83,37 @@ class TileScan {
   // tiles: tile numbers, `size` positions each. fixed: positions of the other side.
   ATTENTION_DEVICE TileScan(const ScoreContext<kPacked>& ctx, Range tiles, i32 size, Range fixed)
       : ctx_(ctx), tiles_(tiles), size_(size), fixed_(clip(fixed, !kKeys)) {
+    restart(ctx.head0);
     if constexpr (kGeneral) {
-      restart();
       scattered_ =
           ctx.problem->mask.data || ctx.problem->block_mask.index || ctx.problem->q_segments.data;
       if (ctx.problem->q_segments.data) fixed_span_ = segment_span(ids(!kKeys), fixed_);
     }
   }
 
-  // First tile >= t that has to be visited; tiles.end when there is none. t does not decrease from
-  // call to call. All lanes of the warp call it with the same t.
-  ATTENTION_DEVICE i32 next(i32 t) {
+  // The next tile that has to be visited. All lanes of a warp call it together.
+  ATTENTION_DEVICE Visit next() {
+    ++tile_;
+    bool full = true;
     if constexpr (kGeneral) {
       if (scattered_) {
         ATTENTION_NO_UNROLL
-        for (; t < tiles_.end; ++t) {
-          if (t >= base_ + tile::kWarpSize) refill(t);
-          if (needed_ >> (t - base_) & 1u) break;
+        for (; tile_ < tiles_.end; ++tile_) {
+          if (tile_ >= base_ + tile::kWarpSize) refill(tile_);
+          if (needed_ >> (tile_ - base_) & 1u) break;
         }
+        full = full_ >> ((tile_ - base_) & 31) & 1u;
       }
     }
-    return min_of(t, tiles_.end);
+    return {tile_ < tiles_.end ? tile_ : -1, head0_, full};
   }
 
-  // True when the scattered terms forbid nothing in tile t, which next() has just returned.
-  ATTENTION_DEVICE bool is_full(i32 t) const {
-    if constexpr (kGeneral) {
-      return !scattered_ || (full_ >> (t - base_) & 1u);
-    } else {
-      return true;
-    }
+  // Begins again, for another head.
+  ATTENTION_DEVICE void restart(i32 head0) {
+    head0_ = head0;
+    tile_ = tiles_.begin - 1;
+    base_ = tiles_.begin - tile::kWarpSize;
   }
-
-  // Forgets what it knows: the head of the context has changed, and the walk begins again.
-  ATTENTION_DEVICE void restart() { base_ = tiles_.begin - tile::kWarpSize; }
-
-  ATTENTION_DEVICE Range tiles() const { return tiles_; }
 
  private:
   ATTENTION_DEVICE void refill(i32 t) {
@@ -127,8 +124,8 @@ class TileScan {
     if (mine < tiles_.end && !range.empty() && !fixed_.empty()) {
       const SegmentSpan span =
           ctx_.problem->q_segments.data ? segment_span(ids(kKeys), range) : SegmentSpan{};
-      kind = kKeys ? classify(ctx_, fixed_, range, fixed_span_, span)
-                   : classify(ctx_, range, fixed_, span, fixed_span_);
+      kind = kKeys ? classify(ctx_, head0_, fixed_, range, fixed_span_, span)
+                   : classify(ctx_, head0_, range, fixed_, span, fixed_span_);
     }
     needed_ = tile::ballot(kind != TileKind::kEmpty);
     full_ = tile::ballot(kind == TileKind::kFull);
@@ -148,6 +145,8 @@ class TileScan {
   Range fixed_;
   SegmentSpan fixed_span_;
   bool scattered_ = false;
+  i32 head0_ = 0;
+  i32 tile_ = 0;
   i32 base_ = 0;
   u32 needed_ = 0;
   u32 full_ = 0;

@@ -102,33 +102,36 @@ ATTENTION_DEVICE void mask_positions(tile::Accumulator<M, N>& s, const ScoreCont
 
 namespace detail {
 
-struct QueryPosition {
-  i32 position;
-  bool valid;
-};
-
-// One row of a [B, H, Lq, Lkv]-like operand; null for a query that does not exist.
-template <typename E, bool kPacked>
-ATTENTION_DEVICE const E* operand_row(const ScoreOperand& operand, const E* base,
-                                      const ScoreContext<kPacked>& ctx, i32 q) {
-  const i32 i = ctx.position(q);
-  if (i >= ctx.mask.q_len) return nullptr;
-  return base + ctx.head(q) * operand.head_stride + i * operand.row_stride;
+// One element of a floating operand whose dtype is known at run time. One pass with this branch in
+// it compiles in a third of the time of a pass for each dtype.
+ATTENTION_DEVICE f32 load_as_f32(const u8* p, DType dtype) {
+  if (dtype == DType::kFloat32) {
+    return tile::global_load_constant(reinterpret_cast<const f32*>(p))[0];
+  }
+  const u16 bits = tile::global_load_constant(reinterpret_cast<const u16*>(p))[0];
+  return dtype == DType::kBFloat16 ? tile::to_f32(tile::bf16{bits}) : tile::to_f32(tile::f16{bits});
 }
 
-template <bool kKeysAreRows, typename E, bool kPacked, int M, int N>
+template <bool kKeysAreRows, bool kPacked, int M, int N>
 ATTENTION_DEVICE void add_bias(tile::Accumulator<M, N>& s, const ScoreContext<kPacked>& ctx, i32 q0,
                                i32 k0) {
   const ScoreOperand& bias = ctx.problem->bias;
-  const E* base =
-      static_cast<const E*>(bias.data) + operand_batch(bias.batch, ctx.batch) * bias.batch_stride;
+  const DType dtype = ctx.problem->bias_dtype;
+  const i64 size = size_of(dtype);
+  const u8* base = static_cast<const u8*>(bias.data) +
+                   operand_batch(bias.batch, ctx.batch) * bias.batch_stride * size;
   const f32 minus_infinity = -tile::infinity();
   visit<kKeysAreRows>(
-      s, q0, k0, [&](i32 q) { return operand_row(bias, base, ctx, q); },
-      [&](i32 k) { return k < ctx.mask.kv_len ? k * bias.col_stride : i64{-1}; },
-      [&](f32& x, const E* row, i64 col) {
+      s, q0, k0,
+      [&](i32 q) -> const u8* {
+        const i32 i = ctx.position(q);
+        if (i >= ctx.mask.q_len) return nullptr;
+        return base + (ctx.head(q) * bias.head_stride + i * bias.row_stride) * size;
+      },
+      [&](i32 k) { return k < ctx.mask.kv_len ? k * bias.col_stride * size : i64{-1}; },
+      [&](f32& x, const u8* row, i64 col) {
         if (row == nullptr || col < 0) return;
-        const f32 value = tile::to_f32(tile::global_load_constant(row + col)[0]);
+        const f32 value = load_as_f32(row + col, dtype);
         // -inf is a mask: it also wins over a NaN score.
         x = value == minus_infinity ? minus_infinity : x + value;
       });
@@ -142,7 +145,12 @@ ATTENTION_DEVICE void apply_dense_mask(tile::Accumulator<M, N>& s, const ScoreCo
       static_cast<const u8*>(mask.data) + operand_batch(mask.batch, ctx.batch) * mask.batch_stride;
   const f32 minus_infinity = -tile::infinity();
   visit<kKeysAreRows>(
-      s, q0, k0, [&](i32 q) { return operand_row(mask, base, ctx, q); },
+      s, q0, k0,
+      [&](i32 q) -> const u8* {
+        const i32 i = ctx.position(q);
+        if (i >= ctx.mask.q_len) return nullptr;
+        return base + ctx.head(q) * mask.head_stride + i * mask.row_stride;
+      },
       [&](i32 k) { return k < ctx.mask.kv_len ? k * mask.col_stride : i64{-1}; },
       [&](f32& x, const u8* row, i64 col) {
         if (row == nullptr || col < 0) return;
@@ -244,15 +252,7 @@ ATTENTION_DEVICE void apply_score(tile::Accumulator<M, N>& s, const ScoreContext
     const f32 cap = p.soft_cap;
     transform(s, [&](f32& x) { x = cap * capped_tanh(x, cap); });
   }
-  if (p.bias.data) {
-    if (p.bias_dtype == DType::kFloat32) {
-      detail::add_bias<kKeysAreRows, f32>(s, ctx, q0, k0);
-    } else if (p.bias_dtype == DType::kBFloat16) {
-      detail::add_bias<kKeysAreRows, tile::bf16>(s, ctx, q0, k0);
-    } else {
-      detail::add_bias<kKeysAreRows, tile::f16>(s, ctx, q0, k0);
-    }
-  }
+  if (p.bias.data) detail::add_bias<kKeysAreRows>(s, ctx, q0, k0);
   if (p.alibi_slopes.data) detail::add_alibi<kKeysAreRows>(s, ctx, q0, k0);
   if (!masked) return;
   mask_positions<kKeysAreRows>(s, ctx, q0, k0);
