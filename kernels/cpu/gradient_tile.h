@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // One tile of the backward pass: P and dS recomputed from lse, for a tile of rows against a packed
 // block of keys.
-//   dP = V dO^T,  dS = P * (dP - delta),  delta = sum_d dO * O - dlse
+//   dP = V dO^T,  dS = P * (dP - delta + dlse),  delta = sum_d dO * O
+// dlse stays apart from delta: where a row sees one key, dP - delta is exactly 0 and dS exactly
+// dlse.
 #pragma once
 
 #include "kernels/cpu/kernels.h"
@@ -49,8 +51,8 @@ inline GradientState make_gradient_state(const BackwardArgs& args, const Plan& p
   return state;
 }
 
-// delta[lane] = sum_d dO * O - dlse. The sum runs in the order of V dO^T, so that a row that sees a
-// single key, whose O is that V, gets exactly dS = 0.
+// delta[lane] = sum_d dO * O. The sum runs in the order of V dO^T, so that a row that sees a
+// single key, whose O is that V, gets exactly dP - delta = 0.
 template <int kVectors>
 inline void compute_delta(GradientState& state, int row) {
   constexpr int kLd = kVectors * kLanes;
@@ -67,9 +69,9 @@ inline void compute_delta(GradientState& state, int row) {
         F tile[kLanes];
         for (int lane = 0; lane < kLanes; ++lane) {
           const int r = first + lane;
-          tile[lane] = r < block.rows ? load_upto(tag, out + block.index_of(r) * state.dv + c,
-                                                  state.dv - c)
-                                      : zero();
+          tile[lane] = r < block.rows
+                           ? load_upto(tag, out + block.index_of(r) * state.dv + c, state.dv - c)
+                           : zero();
         }
         transpose(tile);
         for (int i = 0; i < min_of(kLanes, state.dv - c); ++i)
@@ -79,11 +81,9 @@ inline void compute_delta(GradientState& state, int row) {
     }
   });
   for (int r = row; r < row + kLd; ++r) {
-    if (block.lse[r] == __builtin_inff()) {
-      block.delta[r] = 0.f;
-    } else if (args.dlse) {
-      block.delta[r] -= args.dlse[block.index_of(r)];
-    }
+    const bool used = block.lse[r] != __builtin_inff();
+    if (!used) block.delta[r] = 0.f;
+    block.dlse[r] = used && args.dlse ? args.dlse[block.index_of(r)] : 0.f;
   }
 }
 
@@ -150,21 +150,22 @@ inline Range gradient_tile(GradientState& state, int row, i32 key0, int keys) {
   score_product<kVectors>(state.v + first * kPitch, last - first, state.dv,
                           state.do_t + i64{row} * state.stride_o, 1.f, ds + first * kLd);
 
-  F lse[kVectors], delta[kVectors];
+  F lse[kVectors], delta[kVectors], dlse[kVectors];
   for (int n = 0; n < kVectors; ++n) {
     lse[n] = load(block.lse + row + n * kLanes);
     delta[n] = load(block.delta + row + n * kLanes);
+    dlse[n] = load(block.dlse + row + n * kLanes);
   }
   // A weight of 0 has no gradient, even where a key that the row may not see made dP infinite.
-  const auto gradient = [](F weight, F dp, F row_delta) {
-    return select(equal(weight, zero()), zero(), weight * (dp - row_delta));
+  const auto gradient = [&](F weight, F dp, int n) {
+    return select(equal(weight, zero()), zero(), weight * (dp - delta[n] + dlse[n]));
   };
   if (p.dropout.threshold != 0) {
     const F keep_scale = set(p.dropout.keep_scale);
     for_each_dropout<kVectors>(tile, [&](int offset, int n, M keep) {
       const F weight = exp(load(s + offset) - lse[n]);
       const F dp = select(keep, load(ds + offset) * keep_scale, zero());
-      store(ds + offset, gradient(weight, dp, delta[n]));
+      store(ds + offset, gradient(weight, dp, n));
       store(s + offset, select(keep, weight * keep_scale, zero()));
     });
   } else {
@@ -173,7 +174,7 @@ inline Range gradient_tile(GradientState& state, int row, i32 key0, int keys) {
         const int offset = j * kLd + n * kLanes;
         const F weight = exp(load(s + offset) - lse[n]);
         store(s + offset, weight);
-        store(ds + offset, gradient(weight, load(ds + offset), delta[n]));
+        store(ds + offset, gradient(weight, load(ds + offset), n));
       }
   }
   return {first, last};

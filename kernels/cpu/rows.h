@@ -25,8 +25,8 @@ struct RowBlock {
   float* slope;
   // Per row tile, at the index of its first row: keys of the current block that it computed.
   i32 *tile_first, *tile_last;
-  // Softmax state: running maximum and sum in the forward pass, lse and delta in the backward pass.
-  float *maximum, *sum, *lse, *delta, *dslope;
+  // Softmax state: running maximum and sum (forward); lse, delta and dlse (backward).
+  float *maximum, *sum, *lse, *delta, *dlse, *dslope;
 
   float scale = 1.f;
 
@@ -59,8 +59,8 @@ inline void init_rows(RowBlock& block, const Problem& p, i64 b, i64 kv_head, i32
     ints += padded;
   }
   float* floats = reinterpret_cast<float*>(ints);
-  float** float_arrays[] = {&block.slope, &block.maximum, &block.sum,
-                            &block.lse,   &block.delta,   &block.dslope};
+  float** float_arrays[] = {&block.slope, &block.maximum, &block.sum,   &block.lse,
+                            &block.delta, &block.dlse,    &block.dslope};
   for (float** array : float_arrays) {
     *array = floats;
     floats += padded;

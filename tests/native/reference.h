@@ -85,10 +85,10 @@ inline bool reference_keeps(const Problem& p, i64 b, i64 h, i64 i, i64 j) {
   return value >= p.dropout.threshold;
 }
 
-// The order in which sums run (0: forwards, 1: backwards, 2: even indices first, 3: odd ones first), and
-// where delta = sum_j P dP comes from. The baseline of the accuracy rule is taken over several of these,
-// because the error of one float32 sum in one order may happen to be 0. delta from the rounded output
-// is what a backward pass without the matrix P has to use.
+// The order in which sums run (0: forwards, 1: backwards, 2: even indices first, 3: odd ones
+// first), and where delta = sum_j P dP comes from. The baseline of the accuracy rule is taken over
+// several of these, because the error of one float32 sum in one order may happen to be 0. delta
+// from the rounded output is what a backward pass without the matrix P has to use.
 struct Order {
   int keys = 0, dims = 0, rows = 0;
   bool delta_from_out = false;
@@ -107,8 +107,8 @@ inline std::vector<i64> indices(i64 count, int order) {
 
 // dout [B, Lq, Hq, Dv] in p.dtype and dlse [B, Lq, Hq]; null: no gradients / no cotangent of lse.
 template <typename Real>
-Result unfused_attention(const Problem& p, bool round_weights, const void* dout,
-                         const float* dlse, Order order = {}) {
+Result unfused_attention(const Problem& p, bool round_weights, const void* dout, const float* dlse,
+                         Order order = {}) {
   const i64 rows = p.batch * p.lq * p.hq;
   Result r;
   r.out.assign(static_cast<size_t>(rows * p.dv), 0);
@@ -131,10 +131,8 @@ Result unfused_attention(const Problem& p, bool round_weights, const void* dout,
   std::vector<Real> q_row(static_cast<size_t>(p.d)), do_row(static_cast<size_t>(p.dv));
   std::vector<Real> k_all(static_cast<size_t>(p.lkv * p.d)),
       v_all(static_cast<size_t>(p.lkv * p.dv));
-  const std::vector<i64> keys = indices(p.lkv, order.keys),
-                         queries = indices(p.lq, order.rows),
-                         dims = indices(p.d, order.dims),
-                         dims_v = indices(p.dv, order.dims);
+  const std::vector<i64> keys = indices(p.lkv, order.keys), queries = indices(p.lq, order.rows),
+                         dims = indices(p.d, order.dims), dims_v = indices(p.dv, order.dims);
   for (i64 b = 0; b < p.batch; ++b) {
     const Positions at = positions_of(p, b);
     const Real scale = static_cast<Real>(p.scale_array.data ? *p.scale_array.row(b) : p.scale);
@@ -211,7 +209,8 @@ Result unfused_attention(const Problem& p, bool round_weights, const void* dout,
           if (p.dropout.threshold != 0)
             dot = reference_keeps(p, b, h, i, j) ? dot * keep_scale : Real(0);
           // Where P is rounded to the input type, its cotangent is of that type as well.
-          if (round_weights && !order.delta_from_out) dot = static_cast<Real>(round_to(dot, p.dtype));
+          if (round_weights && !order.delta_from_out)
+            dot = static_cast<Real>(round_to(dot, p.dtype));
           dp[j] = dot;
           delta += weight[j] * dot;
           for (i64 c = 0; c < p.dv; ++c)

@@ -65,7 +65,7 @@ const std::vector<Change> kRarer = {
     [](Options& o) { o.causal = o.prefix = true; },
     [](Options& o) { o.mask = true; },
     [](Options& o) { o.block_mask = true; },
-    [](Options& o) { o.soft_cap = 1.5f, o.magnitude = 3; },
+    [](Options& o) { o.soft_cap = 2.5f, o.magnitude = 2; },
     [](Options& o) { o.dropout = 0.3f; },
     [](Options& o) {
       o.scale_array = o.causal = o.bottom_right = o.kv_lengths = o.alibi = o.mask = o.bias = true;
