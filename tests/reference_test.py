@@ -209,7 +209,7 @@ class TestAccuracyRule:
     @pytest.mark.parametrize("dtype", [np.float32, ml_dtypes.bfloat16, np.float16, np.float64])
     def test_accepts_the_baseline_and_refuses_an_error_of_eight_roundings(self, dtype):
         expected = self._expected(dtype)["out"]
-        accuracy.assert_accurate("out", expected.baseline, expected)
+        accuracy.assert_accurate("out", expected.baselines[0], expected)
         eps = float(ml_dtypes.finfo(dtype).eps)
         scale = float(np.abs(expected.reference).max())
         wrong = expected.reference.copy()
@@ -220,14 +220,14 @@ class TestAccuracyRule:
     def test_refuses_nan_and_misplaced_infinities(self):
         expected = self._expected(np.float32)["lse"]
         for bad, message in [(np.nan, "NaN"), (np.inf, "infinities"), (-np.inf, "infinities")]:
-            got = expected.baseline.copy()
+            got = expected.baselines[0].copy()
             got[0, 1, 2] = bad
             with pytest.raises(AssertionError, match=message):
                 accuracy.assert_accurate("lse", got, expected)
 
     def test_demands_an_expected_infinity(self):
         ref = np.array([-np.inf, 1.0])
-        expected = accuracy.Expected(ref, ref.astype(np.float32))
+        expected = accuracy.Expected(ref, (ref.astype(np.float32),))
         accuracy.assert_accurate("lse", ref.astype(np.float32), expected)
         with pytest.raises(AssertionError, match="infinities"):
             accuracy.assert_accurate("lse", np.array([-1e30, 1.0], np.float32), expected)
@@ -235,10 +235,10 @@ class TestAccuracyRule:
     def test_refuses_a_missing_or_unexpected_result(self):
         expected = self._expected(np.float32)
         with pytest.raises(AssertionError, match="results"):
-            accuracy.assert_all_accurate({"out": expected["out"].baseline}, expected)
+            accuracy.assert_all_accurate({"out": expected["out"].baselines[0]}, expected)
 
     def test_reports_every_wrong_result(self):
         expected = self._expected(np.float32)
-        got = {n: e.baseline + 1 for n, e in expected.items()}
+        got = {n: e.baselines[0] + 1 for n, e in expected.items()}
         with pytest.raises(AssertionError, match=r"(?s)out: .*lse: "):
             accuracy.assert_all_accurate(got, expected)

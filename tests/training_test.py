@@ -58,7 +58,7 @@ def _assert_losses(losses):
     assert reference[-1] < 0.6 * reference[0], "the model does not learn: nothing is tested"
     # Each step builds on the last, so rounding grows along the run, in both alike; the factor
     # leaves room for that growth and is far below what one wrong gradient does.
-    expected = accuracy.Expected(reference, plain)
+    expected = accuracy.Expected(reference, (plain,))
     accuracy.assert_accurate("loss", np.asarray(losses), expected, factor=4)
 
 

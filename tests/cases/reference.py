@@ -5,8 +5,9 @@ The score matrix is formed in full, nothing is fused, and every formula is the t
 a reader can check it by eye. The same code serves twice:
 
 - in float64 (longdouble for float64 inputs) it is the reference;
-- in float32, with matrix-product operands rounded to the input's precision, it is the fixed
-  same-precision baseline that the accuracy rule compares with.
+- in float32, with product operands rounded to the input's precision and every sum taken in order,
+  it is the fixed same-precision baseline that the accuracy rule compares with. It depends on no
+  BLAS library, so it is the same on every machine.
 """
 
 import dataclasses
@@ -25,14 +26,34 @@ def _exact(x):
 class Arithmetic:
     """How the formulas are evaluated.
 
-    dtype: the working dtype. round: rounds product operands. stored: rounds the output that the
-    forward pass leaves to the backward pass, which takes sum(dout * out) from it; None where the
-    backward pass takes the same number from the weights.
+    dtype: the working dtype. round: rounds product operands. order: 1 or -1: sums are taken one
+    term after the other, from the first or from the last one; 0: as NumPy likes. stored: rounds the
+    output that the forward pass leaves to the backward pass, which then takes the weights from lse,
+    and sum(dout * out) from the output, as the memory of a training step allows; None: the backward
+    pass uses the weights themselves.
     """
 
     dtype: type = np.float64
     round: Callable = _exact
+    order: int = 0
     stored: Callable | None = None
+
+    def dot(self, a, b):
+        """Matrix product a [..., m, n] @ b [..., n, p] in the working dtype."""
+        if not self.order:
+            return a @ b
+        total = np.zeros((*a.shape[:-1], b.shape[-1]), self.dtype)
+        for i in range(a.shape[-1])[:: self.order]:
+            total += a[..., i, None] * b[..., i, None, :]
+        return total
+
+    def sum(self, x, axis=-1, keepdims=False):
+        """Sum over one axis in the working dtype."""
+        if not self.order or x.shape[axis] == 0:
+            return x.sum(axis, dtype=self.dtype, keepdims=keepdims)
+        x = np.flip(x, axis) if self.order < 0 else x
+        total = np.take(np.add.accumulate(x, axis, dtype=self.dtype), -1, axis)
+        return np.expand_dims(total, axis) if keepdims else total
 
 
 FLOAT64 = Arithmetic()
@@ -45,6 +66,7 @@ class Forward:
 
     out: np.ndarray  # [B, Lq, Hq, Dv]
     lse: np.ndarray  # [B, Lq, Hq]
+    scores: np.ndarray  # after scale, cap, bias; -inf where masked
     weights: np.ndarray  # softmax [B, Hq, Lq, Lkv], before dropout
     dropped: np.ndarray  # weights after dropout, rounded as a product operand
     keep: np.ndarray | None  # dropout factors
@@ -101,44 +123,46 @@ def forward(problem: Problem, arithmetic: Arithmetic = FLOAT64) -> Forward:
     k = np.repeat(rounded(np.where(key_used[..., None], k, 0)), group, 1)
     v = np.repeat(rounded(np.where(key_used[..., None], v, 0)), group, 1)
 
-    products = q @ np.swapaxes(k, 2, 3)
+    products = arithmetic.dot(q, np.swapaxes(k, 2, 3))
     s, slope_of_cap = _scores(problem, products, dtype)
     s = np.where(allowed, s + _additive(problem, allowed, dtype), -np.inf)
     top = s.max(3, keepdims=True, initial=-np.inf)
     top = np.where(np.isfinite(top), top, 0).astype(dtype)
     e = np.where(allowed, np.exp(s - top), 0).astype(dtype)
-    total = e.sum(3, keepdims=True, dtype=dtype)
+    total = arithmetic.sum(e, keepdims=True)
     with np.errstate(divide="ignore"):
         lse = (np.log(total) + top)[..., 0]
     weights = e / np.where(total > 0, total, 1)
     keep = problem.keep()
     dropped = weights if keep is None else weights * keep.astype(dtype)
     dropped = rounded(dropped.astype(dtype))
-    out = _heads_last_to_first(dropped @ v)
+    out = _heads_last_to_first(arithmetic.dot(dropped, v))
     return Forward(
-        out, np.swapaxes(lse, 1, 2), weights, dropped, keep, products, slope_of_cap, q, k, v
+        out, np.swapaxes(lse, 1, 2), s, weights, dropped, keep, products, slope_of_cap, q, k, v
     )
 
 
 @dataclasses.dataclass(frozen=True)
 class Gradient:
-    """A gradient, and the magnitude of what was added up to it.
+    """A gradient; for one that sums what the rows add to it, also the rows' parts.
 
-    magnitude: sum of the terms' absolute values, for sums of score gradients; None for products,
-    whose error the baseline shows.
+    rows: like value, with an axis of parts at the end; None where nothing is summed over rows.
     """
 
     value: np.ndarray
-    magnitude: np.ndarray | None = None
+    rows: np.ndarray | None = None
 
 
-def _sum_to(x, shape):
-    """Sums x over the axes that an operand of `shape` repeats."""
-    lead = x.ndim - len(shape)
-    axes = tuple(range(lead)) + tuple(
-        lead + a for a, n in enumerate(shape) if n == 1 and x.shape[lead + a] != 1
-    )
-    return x.sum(axes, dtype=x.dtype, keepdims=True).reshape(shape)
+def _bias_gradient(d_score, shape, arithmetic) -> Gradient:
+    """Sums score gradients over the axes that a bias of `shape` repeats."""
+    full = (1,) * (4 - len(shape)) + tuple(shape)
+    if full[3] == 1:
+        d_score = arithmetic.sum(d_score, keepdims=True)
+    repeated = [a for a in range(3) if full[a] == 1]
+    kept = [a for a in range(4) if a not in repeated]
+    parts = np.transpose(d_score, kept + repeated)
+    parts = parts.reshape(*shape, -1)
+    return Gradient(arithmetic.sum(parts), parts)
 
 
 def backward(
@@ -154,51 +178,56 @@ def backward(
     """
     dtype, rounded = arithmetic.dtype, arithmetic.round
     f = forward(problem, arithmetic)
-    b, _, lkv, hq, hkv, d, _ = problem.sizes
+    b, lq, _, hq, hkv, d, _ = problem.sizes
     group = hq // hkv
     allowed = problem.allowed()
     row_used = allowed.any(3)
     dout = _heads_last_to_first(np.asarray(dout)).astype(dtype)
     dout = rounded(np.where(row_used[..., None], dout, 0))
 
-    d_weights = dout @ np.swapaxes(f.value, 2, 3)
+    d_weights = arithmetic.dot(dout, np.swapaxes(f.value, 2, 3))
     if f.keep is not None:
         d_weights = d_weights * f.keep.astype(dtype)
+    weights, dropped = f.weights, f.dropped
     if arithmetic.stored is None:
-        mean = (f.weights * d_weights).sum(3, keepdims=True, dtype=dtype)
+        mean = arithmetic.sum(weights * d_weights, keepdims=True)
     else:
+        lse = np.swapaxes(f.lse, 1, 2)[..., None]
+        weights = np.where(allowed, np.exp(f.scores - np.where(allowed, lse, 0)), 0).astype(dtype)
+        dropped = rounded(weights if f.keep is None else weights * f.keep.astype(dtype))
         out = _heads_last_to_first(arithmetic.stored(f.out))
-        mean = (out * dout).sum(3, keepdims=True, dtype=dtype)
+        # Last column first: d_weights sums the same products in the other order, and
+        # where one key has all the weight the two would cancel without a rounding error, which no
+        # kernel that forms them in different places can do.
+        mean = arithmetic.sum((out * dout)[..., ::-1], keepdims=True)
     if dlse is not None:
         mean = mean - np.swapaxes(np.asarray(dlse), 1, 2).astype(dtype)[..., None]
     # d(score after cap and bias); d(lse) / d(score) = weights.
-    d_score = np.where(allowed, f.weights * (d_weights - mean), 0).astype(dtype)
+    d_score = np.where(allowed, weights * (d_weights - mean), 0).astype(dtype)
     d_scaled = (d_score * f.slope_of_cap).astype(dtype)
     scale = 1 / np.sqrt(dtype(d)) if problem.scale is None else np.asarray(problem.scale)
     scale = scale.astype(dtype)
     left = rounded(d_scaled)
 
-    def per_kv_head(x):
-        return _heads_last_to_first(x.reshape(b, hkv, group, lkv, -1).sum(2, dtype=dtype))
+    def per_kv_head(rows, x):
+        """rows^T @ x, summed over the rows of a group's heads."""
+        rows, x = (y.reshape(b, hkv, group * lq, y.shape[-1]) for y in (rows, x))
+        return _heads_last_to_first(arithmetic.dot(np.swapaxes(rows, 2, 3), x))
 
     gradients = {
-        "query": Gradient(_heads_last_to_first(left @ f.key) * scale),
-        "key": Gradient(per_kv_head(np.swapaxes(left, 2, 3) @ f.query) * scale),
-        "value": Gradient(per_kv_head(np.swapaxes(f.dropped, 2, 3) @ dout)),
+        "query": Gradient(_heads_last_to_first(arithmetic.dot(left, f.key)) * scale),
+        "key": Gradient(per_kv_head(left, f.query) * scale),
+        "value": Gradient(per_kv_head(dropped, dout)),
     }
     if problem.bias is not None:
-        shape = np.shape(problem.bias)
-        gradients["bias"] = Gradient(_sum_to(d_score, shape), _sum_to(np.abs(d_score), shape))
+        gradients["bias"] = _bias_gradient(d_score, np.shape(problem.bias), arithmetic)
     if problem.slopes is not None:
         terms = -d_score * problem.distance()[:, None].astype(dtype)
-        terms = np.swapaxes(terms, 0, 1).reshape(hq, -1)
-        gradients["slopes"] = Gradient(terms.sum(1, dtype=dtype), np.abs(terms).sum(1))
+        rows = np.swapaxes(arithmetic.sum(terms), 0, 1).reshape(hq, b * lq)
+        gradients["slopes"] = Gradient(arithmetic.sum(rows), rows)
     if isinstance(problem.scale, np.ndarray):
-        terms = d_scaled * f.products
-        gradients["scale"] = Gradient(
-            terms.sum(dtype=dtype).reshape(problem.scale.shape),
-            np.abs(terms).sum().reshape(problem.scale.shape),
-        )
+        rows = arithmetic.sum(d_scaled * f.products).reshape(-1)
+        gradients["scale"] = Gradient(arithmetic.sum(rows), rows)
     return gradients
 
 
@@ -220,9 +249,11 @@ def jvp(problem: Problem, tangents: dict[str, np.ndarray], arithmetic: Arithmeti
 
     t_scaled = np.zeros(allowed.shape, dtype)
     if "query" in tangents:
-        t_scaled = t_scaled + scale * (tangent("query", 1) @ np.swapaxes(f.key, 2, 3))
+        t_scaled = t_scaled + scale * arithmetic.dot(tangent("query", 1), np.swapaxes(f.key, 2, 3))
     if "key" in tangents:
-        t_scaled = t_scaled + scale * (f.query @ np.swapaxes(tangent("key", hq // hkv), 2, 3))
+        t_scaled = t_scaled + scale * arithmetic.dot(
+            f.query, np.swapaxes(tangent("key", hq // hkv), 2, 3)
+        )
     if "scale" in tangents:
         t_scaled = t_scaled + np.asarray(tangents["scale"]).astype(dtype) * f.products
     t_score = t_scaled * f.slope_of_cap
@@ -232,11 +263,11 @@ def jvp(problem: Problem, tangents: dict[str, np.ndarray], arithmetic: Arithmeti
         slopes = np.asarray(tangents["slopes"]).astype(dtype)
         t_score = t_score - slopes[:, None, None] * problem.distance()[:, None].astype(dtype)
     t_score = np.where(allowed, t_score, 0)
-    t_lse = (f.weights * t_score).sum(3, keepdims=True, dtype=dtype)
+    t_lse = arithmetic.sum(f.weights * t_score, keepdims=True)
     t_weights = f.weights * (t_score - t_lse)
     if f.keep is not None:
         t_weights = t_weights * f.keep.astype(dtype)
-    t_out = rounded(t_weights.astype(dtype)) @ f.value
+    t_out = arithmetic.dot(rounded(t_weights.astype(dtype)), f.value)
     if "value" in tangents:
-        t_out = t_out + f.dropped @ tangent("value", hq // hkv)
+        t_out = t_out + arithmetic.dot(f.dropped, tangent("value", hq // hkv))
     return _heads_last_to_first(t_out), np.swapaxes(t_lse[..., 0], 1, 2)
