@@ -88,8 +88,13 @@ def _integer(name: str, x: Any, low: int, allowed: str) -> int:
 
 
 def block_size(name: str, x: Any) -> int:
-    """A tile size; 0 leaves the choice to the planner."""
-    return _integer(name, x, 0, "a positive integer, or 'auto'")
+    """A tile size; 0 stands for 'auto', the planner's choice."""
+    allowed = "'auto' or an integer >= 1"
+    if isinstance(x, str):
+        if x != "auto":
+            raise argument_error(name, repr(x), allowed)
+        return 0
+    return _integer(name, x, 1, allowed)
 
 
 def num_splits(x: Any) -> int:

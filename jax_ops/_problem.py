@@ -54,8 +54,8 @@ def make_problem(
     dropout_batch_indices: Any = None,
     dropout_head_indices: Any = None,
     precision: Any = None,
-    block_q: int = 0,
-    block_k: int = 0,
+    block_q: int | str = "auto",
+    block_k: int | str = "auto",
     num_splits: int | str = "auto",
     implementation: str | None = None,
 ) -> Problem:
@@ -72,7 +72,7 @@ def make_problem(
       block_mask: (index [B|1, H|1, ceil(Lq/64), ceil(Lkv/64)] int32, bits [n, 64, 2] uint32).
       dropout_batch_indices, dropout_head_indices: integer arrays [B] and [Hq]: the indices that the
         dropout counter uses (default: 0, 1, ..). Give global ones inside shard_map.
-      block_q, block_k: tile sizes; 0 lets the planner choose.
+      block_q, block_k: tile sizes, or 'auto'.
       num_splits: 'auto' or the number of parts of the key axis.
       The others are as in `dot_product_attention`.
 

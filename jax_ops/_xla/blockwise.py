@@ -167,10 +167,16 @@ def _typed_as_result(state: Any, step: Callable[[Any], Any]) -> Any:
         return state
 
     def cast(x: jax.Array, result: jax.ShapeDtypeStruct) -> jax.Array:
-        missing = result.manual_axis_type.varying - jax.typeof(x).manual_axis_type.varying
+        missing = _varying(result) - _varying(jax.typeof(x))
         return jax.lax.pcast(x, tuple(missing), to="varying") if missing else x
 
     return jax.tree.map(cast, state, jax.eval_shape(step, state))
+
+
+def _varying(aval: Any) -> frozenset[str]:
+    """Mesh axes over which an array varies; none are known under shard_map(check_vma=False)."""
+    axes = getattr(aval, "manual_axis_type", None)
+    return frozenset() if axes is None else frozenset(axes.varying)
 
 
 def _rows(blocks: _Blocks, i: jax.Array) -> tuple[jax.Array, jax.Array]:
