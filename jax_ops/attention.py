@@ -9,7 +9,7 @@ import jax
 
 from jax_ops import _peers, dispatch
 from jax_ops._arguments import boolean
-from jax_ops._problem import attend, make_problem
+from jax_ops._problem import Problem, attend, make_problem
 
 
 def dot_product_attention(
@@ -87,25 +87,47 @@ def dot_product_attention(
       UnsupportedError: the implementation that was asked for cannot run this call (a ValueError and
         NotImplementedError).
     """
-    name = dispatch.canonical_implementation(implementation)
-    options: dict[str, Any] = {
-        "scale": scale,
-        "is_causal": is_causal,
-        "window": local_window_size,
-        "alignment": alignment,
-        "query_seq_lengths": query_seq_lengths,
-        "key_value_seq_lengths": key_value_seq_lengths,
-        "query_segment_ids": query_segment_ids,
-        "key_value_segment_ids": key_value_segment_ids,
-        "logits_soft_cap": logits_soft_cap,
-        "alibi_slopes": alibi_slopes,
-        "dropout_rate": dropout_rate,
-        "dropout_key": dropout_key,
-        "dropout_batch_indices": dropout_batch_indices,
-        "dropout_head_indices": dropout_head_indices,
-        "precision": precision,
-    }
-    problem = make_problem(query, key, value, bias=bias, mask=mask, implementation=name, **options)
-    if name in dispatch.PEERS:
+    problem = problem_of(
+        query,
+        key,
+        value,
+        bias,
+        mask,
+        scale=scale,
+        is_causal=is_causal,
+        query_seq_lengths=query_seq_lengths,
+        key_value_seq_lengths=key_value_seq_lengths,
+        local_window_size=local_window_size,
+        implementation=implementation,
+        query_segment_ids=query_segment_ids,
+        key_value_segment_ids=key_value_segment_ids,
+        logits_soft_cap=logits_soft_cap,
+        alibi_slopes=alibi_slopes,
+        dropout_rate=dropout_rate,
+        dropout_key=dropout_key,
+        dropout_batch_indices=dropout_batch_indices,
+        dropout_head_indices=dropout_head_indices,
+        alignment=alignment,
+        precision=precision,
+    )
+    if problem.spec.implementation in dispatch.PEERS:
         return _peers.attend(problem, boolean("return_residual", return_residual))
     return attend(problem, return_residual)
+
+
+def problem_of(
+    query: Any,
+    key: Any,
+    value: Any,
+    bias: Any = None,
+    mask: Any = None,
+    *,
+    local_window_size: Any = None,
+    return_residual: bool = False,
+    **options: Any,
+) -> Problem:
+    """The normalised problem of a `dot_product_attention` call; takes its arguments."""
+    boolean("return_residual", return_residual)
+    return make_problem(
+        query, key, value, bias=bias, mask=mask, window=local_window_size, **options
+    )
