@@ -7,8 +7,9 @@
 #include <unistd.h>
 
 #include <cstdint>
-#include <cstring>
+#include <mutex>
 #include <new>
+#include <vector>
 
 #include "kernels/emulator/sanitizer.h"
 
@@ -57,21 +58,56 @@ attention_emulator_switch:
 )");
 #endif
 
+namespace {
+
+// Stacks that no fiber uses now. Mapping them, and touching their pages for the first time, takes
+// longer than running a small kernel, so they are kept until the process ends.
+class StackPool {
+ public:
+  static StackPool& instance() {
+    static StackPool* pool = new StackPool();  // never destroyed: fibers may outlive static objects
+    return *pool;
+  }
+
+  // Lowest address of kStackBytes of memory above a guard page.
+  char* take() {
+    {
+      std::lock_guard<std::mutex> lock(mutex_);
+      if (!free_.empty()) {
+        char* stack = free_.back();
+        free_.pop_back();
+        return stack;
+      }
+    }
+    const std::size_t page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+    void* p = mmap(nullptr, kStackBytes + page, PROT_READ | PROT_WRITE,
+                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (p == MAP_FAILED) throw std::bad_alloc();
+    // An overflow faults instead of damaging a neighbour.
+    if (mprotect(p, page, PROT_NONE) != 0) throw std::bad_alloc();
+    return static_cast<char*>(p) + page;
+  }
+
+  void give_back(char* stack) {
+    unpoison(stack, kStackBytes);  // abandoned frames leave their red zones behind
+    std::lock_guard<std::mutex> lock(mutex_);
+    free_.push_back(stack);
+  }
+
+ private:
+  std::mutex mutex_;
+  std::vector<char*> free_;
+};
+
+}  // namespace
+
 Fiber::~Fiber() {
-  if (mapping_ != nullptr) munmap(mapping_, mapping_bytes_);
+  if (stack_ != nullptr) StackPool::instance().give_back(stack_);
 }
 
 void Fiber::allocate(int index) {
-  const std::size_t page = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
+  stack_ = StackPool::instance().take();
   stack_bytes_ = kStackBytes;
-  mapping_bytes_ = stack_bytes_ + page;
-  void* p = mmap(nullptr, mapping_bytes_, PROT_READ | PROT_WRITE,
-                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-  if (p == MAP_FAILED) throw std::bad_alloc();
-  mapping_ = static_cast<char*>(p);
-  // Guard page: an overflow faults instead of damaging a neighbour.
-  if (mprotect(mapping_, page, PROT_NONE) != 0) throw std::bad_alloc();
-  stack_ = mapping_ + page;
   // Equal offsets in all stacks would compete for the same few cache sets.
   stagger_ = static_cast<std::size_t>(index % 32) * 1088;
 }

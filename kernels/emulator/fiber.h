@@ -34,8 +34,6 @@ class Fiber {
   static void trampoline();
   void enter();
 
-  char* mapping_ = nullptr;
-  std::size_t mapping_bytes_ = 0;
   char* stack_ = nullptr;
   std::size_t stack_bytes_ = 0;
   std::size_t stagger_ = 0;
