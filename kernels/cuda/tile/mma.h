@@ -239,10 +239,18 @@ ATTENTION_DEVICE void mma(AccBlock* d, const AFragment<T, Order>& a,
     detail::split_tf32(a, a_high, a_low);
     ATTENTION_UNROLL
     for (int j = 0; j < Count; ++j) detail::split_tf32(b[j], b_high[j], b_low[j]);
-    // Small terms first; low * low is below the last bit of the result.
-    detail::mma_blocks<T, Order, Count>(d, a_low, b_high);
-    detail::mma_blocks<T, Order, Count>(d, a_high, b_low);
-    detail::mma_blocks<T, Order, Count>(d, a_high, b_high);
+    // Small terms first; low * low is below the last bit of the result. The sum of this step starts
+    // at zero and joins the accumulator in one addition: adding each of the three products to it
+    // would round three times at its full size, and tensor cores truncate where they add.
+    AccBlock step[Count] = {};
+    detail::mma_blocks<T, Order, Count>(step, a_low, b_high);
+    detail::mma_blocks<T, Order, Count>(step, a_high, b_low);
+    detail::mma_blocks<T, Order, Count>(step, a_high, b_high);
+    ATTENTION_UNROLL
+    for (int j = 0; j < Count; ++j) {
+      ATTENTION_UNROLL
+      for (int i = 0; i < 4; ++i) d[j].c[i] += step[j].c[i];
+    }
   }
 }
 
