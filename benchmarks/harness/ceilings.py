@@ -49,7 +49,7 @@ def _through_jax(backend: str) -> dict[str, Any]:
     import jax
     import jax.numpy as jnp
 
-    size = 2048 if backend == "cpu" else 8192
+    size = 1024 if backend == "cpu" else 8192
     product = jax.jit(lambda a, b: jnp.matmul(a, b))
     gflops = {}
     for dtype in ("float32", "bfloat16"):
@@ -57,7 +57,7 @@ def _through_jax(backend: str) -> dict[str, Any]:
         precision = "tf32" if backend == "gpu" and dtype == "float32" else dtype
         gflops[precision] = 2 * size**3 / _best_seconds(lambda a=a: product(a, a)) / 1e9
     gflops["float16"] = gflops["bfloat16"]
-    elements = (256 << 20) // 4
+    elements = (128 << 20) // 4
     x = jax.random.normal(jax.random.key(1), (elements,), jnp.float32)
     total = jax.jit(jnp.sum)
     read = 4 * elements / _best_seconds(lambda: total(x)) / 1e9

@@ -12,7 +12,14 @@ CRASHED = "crashed"
 # A run with rows of these kinds exits with 1; the other kinds are facts about a machine or a peer.
 FAILING = (WRONG, CRASHED)
 
-_MEMORY_SIGNS = ("RESOURCE_EXHAUSTED", "out of memory", "Unable to allocate", "can't allocate")
+_MEMORY_SIGNS = (
+    "RESOURCE_EXHAUSTED",
+    "out of memory",
+    "Out of memory",
+    "Unable to allocate",
+    "can't allocate",
+    "Cannot allocate memory",
+)
 
 
 class SkippedError(Exception):
@@ -47,7 +54,7 @@ def kind(error: str) -> str:
     for name in (SKIPPED, UNSUPPORTED, OUT_OF_MEMORY, WRONG, CRASHED):
         if error.startswith(name):
             return name
-    if any(sign in error for sign in _MEMORY_SIGNS) or "Out of memory" in error:
+    if any(sign in error for sign in _MEMORY_SIGNS):
         return OUT_OF_MEMORY
     return CRASHED
 

@@ -100,15 +100,20 @@ def read_options() -> Options:
     return Options(output, values.append, values.resume, plot, budget, values.isolate, preset)
 
 
-def apply_overrides(run: Settings) -> Settings:
-    """The run with every flag that was given in place of the preset's value."""
+def apply_overrides(run: Settings, one_of_many: bool = False) -> Settings:
+    """The run with every flag that was given in place of the preset's value.
+
+    A preset's kv_heads that do not divide the given heads are left out. With `one_of_many` (suite
+    all) so are given implementations that only other suites have.
+    """
     values = flags.FLAGS
     changes: dict[str, Any] = {}
+    impls_of = "all" if one_of_many else run.suite
     readers: dict[str, Callable[[str, str], Any]] = {
         "dtypes": lambda name, text: _choice(name, text, DTYPES),
         "modes": lambda name, text: _choice(name, text, MODES),
         "causal": lambda name, text: _causal(name, text),
-        "impls": lambda name, text: _impl(name, text, run.suite),
+        "impls": lambda name, text: _impl(name, text, impls_of),
         "splits": _split,
     }
     for name in _LIST_FLAGS:
@@ -135,7 +140,14 @@ def apply_overrides(run: Settings) -> Settings:
             raise FlagError(f"--tag: {values.tag!r} would read as 'no tag'; give another text")
         changes["tag"] = values.tag
     if values.baseline_impl is not None:
-        changes["baseline_impl"] = _impl("baseline_impl", values.baseline_impl, run.suite)
+        changes["baseline_impl"] = _impl("baseline_impl", values.baseline_impl, impls_of)
+    if one_of_many and "impls" in changes:
+        own = LAYER_IMPLS if run.suite == "layer" else tuple(IMPLEMENTATIONS)
+        changes["impls"] = tuple(name for name in changes["impls"] if name in own)
+    if "heads" in changes and "kv_heads" not in changes:
+        changes["kv_heads"] = tuple(
+            n for n in run.kv_heads if all(hq % n == 0 for hq in changes["heads"])
+        )
     run = dataclasses.replace(run, **changes)
     _check_together(run)
     return run

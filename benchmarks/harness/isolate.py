@@ -20,9 +20,10 @@ from benchmarks.harness.suites import Contender
 _MEMORY_DEATHS = (
     "bad_alloc",
     "out of memory",
-    "Out of memory",
-    "RESOURCE_EXHAUSTED",
-    "MemoryError",
+    "resource_exhausted",
+    "memoryerror",
+    "cannot allocate memory",
+    "failed to allocate",
 )
 
 
@@ -91,6 +92,6 @@ def _death(code: int, stderr: str) -> str:
     name = signal.Signals(-code).name if code < 0 else f"exit code {code}"
     if code == -signal.SIGKILL:
         return f"{OUT_OF_MEMORY}: the process was killed ({name}), as the system does then"
-    if any(sign in stderr for sign in _MEMORY_DEATHS):
+    if any(sign in stderr.lower() for sign in _MEMORY_DEATHS):
         return f"{OUT_OF_MEMORY}: the process ended with {name}: {tail}"
     return f"{CRASHED}: the process ended with {name}: {tail}"

@@ -267,7 +267,10 @@ def run_suite(suite: str) -> int:
         # JAX tells at INFO, on stderr once absl logs there, which accelerators it did not find.
         logging.getLogger("jax").setLevel(logging.WARNING)
         backend = jax.default_backend()
-        runs = [flags.apply_overrides(run) for run in runs_of(options.preset, suite, backend)]
+        runs = [
+            flags.apply_overrides(run, one_of_many=suite == "all")
+            for run in runs_of(options.preset, suite, backend)
+        ]
         if options.plot is not None:
             from benchmarks.harness import plots
 

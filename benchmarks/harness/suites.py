@@ -58,7 +58,8 @@ def groups_of(settings: Settings) -> list[Group]:
         problems += _self_attention(settings)
     if settings.suite in (*_DECODE, "peak"):
         problems += _decode(settings)
-    return [Group(problem, _contenders(settings, problem)) for problem in problems]
+    groups = [Group(problem, _contenders(settings, problem)) for problem in problems]
+    return [group for group in groups if group.contenders]
 
 
 def _heads(settings: Settings) -> list[tuple[int, int]]:

@@ -8,6 +8,7 @@ from typing import Any
 from benchmarks.harness import ceilings as ceilings_module
 from benchmarks.harness import work
 from benchmarks.harness.case import Case
+from benchmarks.harness.implementations import IMPLEMENTATIONS
 from benchmarks.harness.pool import Pooled, pool
 
 _COLUMNS = (
@@ -59,13 +60,17 @@ def _by_problem(pooled: list[Pooled]) -> dict[str, list[Pooled]]:
     problems: dict[str, list[Pooled]] = {}
     for contender in pooled:
         problems.setdefault(contender.case.problem.label(), []).append(contender)
+    order = list(IMPLEMENTATIONS)
+    for contenders in problems.values():
+        contenders.sort(key=lambda one: order.index(one.impl) if one.impl in order else len(order))
     return problems
 
 
 def _baseline(contenders: list[Pooled], baselines: dict[str, str]) -> Pooled | None:
     timed = [contender for contender in contenders if contender.median_ms is not None]
     named = [c for c in timed if c.impl == baselines.get(c.run)]
-    return named[0] if named else None
+    # A baseline that could not run leaves the ratios to the first one that could.
+    return next(iter(named or timed), None)
 
 
 def _cells(

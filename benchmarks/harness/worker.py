@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.harness import memory
-from benchmarks.harness.case import Case
+from benchmarks.harness.case import MIB, Case
 from benchmarks.harness.errors import describe
 from benchmarks.harness.implementations import precision_of
 from benchmarks.harness.isolate import Request
@@ -29,6 +29,10 @@ from benchmarks.harness.prepare import against_baseline, check_program, prepare
 from benchmarks.harness.suites import Contender
 from benchmarks.harness.timing import samples_for
 from benchmarks.harness.yardstick import Yardstick
+
+_PROGRAM_MEMORY = ("xla_temp_mb", "xla_arg_mb", "xla_out_mb")
+# A program that needs more than this part of its limit and fails has most likely met the limit.
+_SUSPICIOUS_SHARE = 0.5
 
 
 def load_request(path: Path) -> Request:
@@ -101,18 +105,40 @@ def _peak(request: Request) -> dict[str, Any]:
 def _try(request: Request) -> dict[str, Any]:
     case = request.contender.case
     operation = operation_of(case)
-    if request.memory_bytes and request.backend == "cpu":
+    limited = request.memory_bytes and request.backend == "cpu"
+    if limited:
+        # Threads and code that every program needs exist before the limit: it is for the case.
+        _warm_up()
         # Added to what the interpreter and its libraries have mapped already.
         limit = memory.virtual_bytes() + request.memory_bytes
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     arrays = operation.inputs(case)
     program = operation.program(request.contender.impl, case, arrays, request.backend)
-    staged = program.stage(arrays)
-    del arrays
-    started = time.perf_counter()
-    outputs = program.run(staged)
-    program.wait(outputs)
+    needs_mb = sum(program.memory.get(name, 0.0) for name in _PROGRAM_MEMORY)
+    try:
+        staged = program.stage(arrays)
+        del arrays
+        started = time.perf_counter()
+        outputs = program.run(staged)
+        program.wait(outputs)
+    except Exception as error:
+        # Libraries report a failed allocation in words of their own, or in none. What the compiler
+        # says that the program needs is the better witness.
+        if limited and needs_mb * MIB > _SUSPICIOUS_SHARE * request.memory_bytes:
+            raise MemoryError(
+                f"the program needs {needs_mb:.0f} MiB of {request.memory_bytes / MIB:.0f} MiB: "
+                f"{type(error).__name__}: {error}"
+            ) from error
+        raise
     return {"fields": {"call_ms": (time.perf_counter() - started) * 1e3}}
+
+
+def _warm_up() -> None:
+    import jax
+    import jax.numpy as jnp
+
+    x = jnp.ones((256, 256))
+    jax.block_until_ready(jax.jit(lambda a: jax.nn.softmax(a @ a))(x))
 
 
 def main(argv: list[str]) -> int:

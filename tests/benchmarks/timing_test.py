@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The clock's arithmetic: order, quartiles, calibration, budget, pooling and summaries."""
+
+import collections
+import io
+import itertools
+
+import numpy as np
+import pytest
+
+from benchmarks.harness import pool, summaries, timing
+from benchmarks.harness.budget import Budget
+from benchmarks.harness.progress import Progress
+
+
+def test_every_implementation_stands_at_every_place_equally_often():
+    names = ["a", "b", "c"]
+    places = collections.Counter()
+    followers = collections.Counter()
+    for turn in range(6):
+        order = timing.changing_order(names, turn)
+        assert sorted(order) == names
+        places.update(enumerate(order))
+        followers.update(itertools.pairwise(order))
+    assert set(places.values()) == {2}
+    # Reversal: b follows a as often as a follows b.
+    assert followers[("a", "b")] == followers[("b", "a")]
+
+
+class Counting:
+    """A stopwatch that says when it was asked."""
+
+    def __init__(self, name, log):
+        self.name, self.log = name, log
+
+    def sample(self):
+        self.log.append(self.name)
+        return float(len(self.log))
+
+
+def test_rounds_interleave_the_implementations():
+    log = []
+    watches = {name: Counting(name, log) for name in "abc"}
+    taken = timing.interleaved_round(watches, {"a": 5, "b": 5, "c": 3}, 0)
+    assert {name: len(samples) for name, samples in taken.items()} == {"a": 5, "b": 5, "c": 3}
+    # No implementation is sampled twice before the others had their turn.
+    for start in range(0, 9, 3):
+        assert set(log[start : start + 3]) == set("abc")
+    first = list(log)
+    log.clear()
+    timing.interleaved_round(watches, {"a": 5, "b": 5, "c": 3}, 1)
+    assert log != first
+
+
+def test_quartiles_lie_within_the_round():
+    quartiles = timing.Quartiles.of([5.0, 1.0, 3.0, 2.0, 4.0])
+    assert (quartiles.q1_ms, quartiles.median_ms, quartiles.q3_ms) == (2.0, 3.0, 4.0)
+
+
+class Clockwork:
+    """A program of a fixed duration on a clock of its own."""
+
+    def __init__(self, seconds, monkeypatch):
+        self.seconds, self.now = seconds, 0.0
+        monkeypatch.setattr(timing.time, "perf_counter", lambda: self.now)
+
+    def stage(self, arrays):
+        return arrays
+
+    def run(self, staged):
+        self.now += self.seconds
+
+    def wait(self, outputs):
+        pass
+
+
+@pytest.mark.parametrize(("ms", "inner"), [(1.0, 20), (0.05, 200), (3.0, 7), (50.0, 1)])
+def test_inner_makes_a_sample_long_enough(ms, inner, monkeypatch):
+    """20 ms a sample, at most 200 calls."""
+    watch = timing.Stopwatch(Clockwork(ms / 1e3, monkeypatch), (np.ones(1),), 1, False)
+    assert watch.calibrate() == pytest.approx(ms)
+    assert watch.inner == inner
+
+
+def test_slow_calls_are_sampled_less():
+    assert timing.samples_for(1.0) == timing.SAMPLES_PER_ROUND
+    assert timing.samples_for(1e4) == timing.SLOW_SAMPLES
+
+
+def test_budget_drops_rounds_and_never_the_first():
+    now = [0.0]
+    budget = Budget(10.0, groups=2, clock=lambda: now[0])
+    budget.start_group()
+    assert budget.affords(0, 1e9)
+    now[0] = 3.0
+    assert budget.affords(1, 1.5)
+    assert not budget.affords(1, 2.5)
+    budget.drop(4)
+    now[0] = 12.0
+    budget.start_group()
+    assert budget.affords(0, 1.0)
+    assert not budget.affords(1, 0.1)
+    assert "4 rounds were dropped" in budget.summary()
+    assert "took 12 s of 10 s" in budget.summary()
+    assert Budget(None, 1).summary() is None
+
+
+def row(suite="gqa", impl="a", median=2.0, round_index=0, **more):
+    return {
+        "suite": suite, "dtype": "float32", "mode": "fwd", "batch": 1, "lq": 8, "lkv": 8, "hq": 1,
+        "hkv": 1, "head_dim": 8, "causal": False, "impl": impl, "precision": "float32",
+        "round": round_index, "inner": 1, "median_ms": median, "q1_ms": median * 0.9,
+        "q3_ms": median * 1.2, "tag": None, "run": "r",
+    } | more  # fmt: skip
+
+
+def test_rounds_are_pooled_by_the_median():
+    (one,) = pool.pool([row(median=m, round_index=i) for i, m in enumerate((5.0, 1.0, 2.0))])
+    assert (one.median_ms, one.rounds) == (2.0, 3)
+    assert (one.q1_ms, one.q3_ms) == (pytest.approx(1.8), pytest.approx(2.4))
+
+
+def test_automatic_choices_are_measured_against_the_best():
+    rows = [
+        row("splitsweep", "splitkv", 3.0, num_splits="auto"),
+        row("splitsweep", "splitkv", 2.0, num_splits=4),
+        row("splitsweep", "splitkv", 8.0, num_splits=1),
+        row("dispatch", "default", 1.0),
+        row("dispatch", "jax_xla", 4.0),
+    ]
+    (split,) = summaries.choices(pool.pool(rows), "splitsweep")
+    assert split.distance == pytest.approx(1.5)
+    assert split.best.key == "splitkv splits=4"
+    (choice,) = summaries.choices(pool.pool(rows), "dispatch")
+    assert choice.distance == 1.0
+    text = "\n".join(summaries.lines(rows))
+    assert "1.500" in text and "best: splitkv splits=4" in text
+
+
+def test_another_precision_is_no_alternative():
+    rows = [row("dispatch", "default", 2.0), row("dispatch", "jax_xla", 1.0, precision="tf32")]
+    assert summaries.choices(pool.pool(rows), "dispatch") == []
+
+
+def test_progress_says_what_runs_and_what_is_left():
+    stream = io.StringIO()
+    progress = Progress(4, stream)
+    progress.start_group("gqa L64")
+    progress.finish_group()
+    progress.start_group("gqa L128")
+    text = stream.getvalue()
+    assert "[1/4] gqa L64" in text
+    assert "[2/4] gqa L128, about 0m" in text and "left" in text
