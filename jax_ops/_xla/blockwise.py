@@ -286,7 +286,9 @@ def _tile_gradients(tile: Tile, lse: jax.Array, dout: jax.Array, delta: jax.Arra
         ds = p * (dp - tile.row_values(delta)[..., None])
         if allowed is not None:
             ds = jnp.where(allowed, ds, 0)
-        (dloads,) = scores_vjp(ds)
+        # A lead axis that only value or a cotangent has is missing from the scores.
+        shared = tuple(a for a in range(s.ndim) if s.shape[a] != ds.shape[a])
+        (dloads,) = scores_vjp(jnp.sum(ds, shared, keepdims=True) if shared else ds)
         return dloads._replace(value=value_vjp(tile_dout)[0].value)
 
     loads = tile.loads()
