@@ -85,10 +85,11 @@ ATTENTION_HOST_DEVICE constexpr bool forward_has_128_rows(int element_size, int 
 
 ATTENTION_HOST_DEVICE constexpr ForwardShape forward_shape(int rows, int element_size, int d) {
   const int row_bytes = d * element_size;
-  // 64 keys a step halve the number of row reductions against 32. Two row blocks a warp halve the
-  // shared-memory reads of K and V for each product, but double the accumulators: with rows of 64
-  // columns they fit (two blocks of 4 warps a multiprocessor), with 128 they would spill.
-  if (rows == 128 && row_bytes <= 128) return {4, 2, 1, 64, false};
+  // Rows of up to 64 16-bit columns: two row blocks a warp halve the shared-memory reads of K and V
+  // for each product; 32 keys a step, because 64 would spill beside the doubled output (64
+  // registers). Longer rows: one row block, and 64 keys a step, which halves the number of row
+  // reductions.
+  if (rows == 128 && row_bytes <= 128) return {4, 2, 1, 32, false};
   if (rows == 128) return {8, 1, 1, 64, false};
   // 32: block_k = 32 has to be possible. 16 for f32 rows over 512 bytes, where a stage of 32 keys
   // and 64 rows of Q pass 99 KiB.
