@@ -47,9 +47,10 @@ const char* name_of(Collective c) {
   return "?";
 }
 
-Block::Block(const Program& program, const Options& options)
+Block::Block(const Program& program, const Options& options, u32 launch)
     : program_(program),
       options_(options),
+      launch_(launch),
       warp_count_(program.threads / kWarp),
       warps_(static_cast<std::size_t>(warp_count_)),
       shared_(program.smem_bytes, warp_count_, options.checked) {

@@ -98,7 +98,8 @@ enum class Outcome { kFinished, kWaiting, kFailed };
 // Runs one block at a time; reused for many.
 class Block {
  public:
-  Block(const Program& program, const Options& options);
+  // launch: number of the run, for the checks of global memory.
+  Block(const Program& program, const Options& options, u32 launch);
 
   // Prepares block `index` (x fastest).
   void start(u64 index);
@@ -108,7 +109,7 @@ class Block {
   // Whether the last run() executed anything.
   bool moved() const { return moved_; }
   const std::string& report() const { return report_; }
-  u64 index() const { return index_; }
+  u32 launch() const { return launch_; }
   Counters& counters() { return counters_; }
 
   // For reports of deadlocks between blocks.
@@ -145,6 +146,7 @@ class Block {
 
   const Program& program_;
   const Options& options_;
+  const u32 launch_;
   u64 index_ = 0;
   u32 coordinates_[3] = {0, 0, 0};
   int warp_count_;

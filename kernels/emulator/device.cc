@@ -36,10 +36,12 @@ void check_shared_write(const void* p, int bytes) {
 }
 
 void check_global_read(const void* p, int bytes, bool constant) {
-  require(GlobalMemory::instance().read(p, bytes, constant));
+  require(GlobalMemory::instance().read(p, bytes, constant, block().launch()));
 }
 
-void check_global_write(void* p, int bytes) { require(GlobalMemory::instance().write(p, bytes)); }
+void check_global_write(void* p, int bytes) {
+  require(GlobalMemory::instance().write(p, bytes, block().launch()));
+}
 
 void* shared_take(int index, int bytes, int used) {
   void* p = nullptr;

@@ -32,7 +32,7 @@ void GlobalMemory::add(const Session* session, const std::string& name, const vo
   buffer->bytes = bytes;
   buffer->access = access;
   if (access != Access::kInput) {
-    buffer->written = std::make_unique<std::atomic<u8>[]>(bytes);
+    buffer->written = std::make_unique<std::atomic<u32>[]>(bytes);
     for (u64 i = 0; i < bytes; ++i) buffer->written[i].store(0, std::memory_order_relaxed);
   }
   std::lock_guard<std::mutex> lock(mutex_);
@@ -71,23 +71,24 @@ GlobalMemory::Buffer* GlobalMemory::find(const void* p, int bytes, std::string* 
   return nullptr;
 }
 
-std::string GlobalMemory::read(const void* p, int bytes, bool constant) {
+std::string GlobalMemory::read(const void* p, int bytes, bool constant, u32 launch) {
   std::string wrong;
   const Buffer* b = find(p, bytes, &wrong);
   if (b == nullptr || b->access == Access::kInput) return wrong;
   const char* begin = static_cast<const char*>(p);
   const std::string place = "byte " + std::to_string(begin - b->begin) + " of " + b->name;
   if (b->access == Access::kOutput) return "read of " + place + ", which is an output";
-  if (constant) return "global_load_constant of " + place + ", which the grid writes";
   for (int i = 0; i < bytes; ++i) {
-    if (b->written[begin - b->begin + i].load(std::memory_order_acquire) == 0) {
-      return "read of " + place + ", which nothing has written";
+    const u32 writer = b->written[begin - b->begin + i].load(std::memory_order_acquire);
+    if (writer == 0) return "read of " + place + ", which nothing has written";
+    if (constant && writer == launch) {
+      return "global_load_constant of " + place + ", which the same grid has written";
     }
   }
   return {};
 }
 
-std::string GlobalMemory::write(const void* p, int bytes) {
+std::string GlobalMemory::write(const void* p, int bytes, u32 launch) {
   std::string wrong;
   Buffer* b = find(p, bytes, &wrong);
   if (b == nullptr) return wrong;
@@ -95,7 +96,7 @@ std::string GlobalMemory::write(const void* p, int bytes) {
   const std::string place = "byte " + std::to_string(begin - b->begin) + " of " + b->name;
   if (b->access == Access::kInput) return "write to " + place + ", which is an input";
   for (int i = 0; i < bytes; ++i) {
-    const u8 before = b->written[begin - b->begin + i].exchange(1, std::memory_order_acq_rel);
+    const u32 before = b->written[begin - b->begin + i].exchange(launch, std::memory_order_acq_rel);
     if (before != 0 && b->access == Access::kOutput) return place + " is written twice";
   }
   return {};
@@ -115,7 +116,7 @@ void GlobalMemory::zeroed(const void* p, u64 bytes) {
     if (b->access != Access::kWorkspace) continue;
     for (u64 i = 0; i < b->bytes; ++i) {
       if (b->begin + i >= begin && b->begin + i < begin + bytes)
-        b->written[i].store(1, std::memory_order_release);
+        b->written[i].store(kHost, std::memory_order_release);
     }
   }
 }

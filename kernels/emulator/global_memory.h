@@ -25,11 +25,14 @@ class GlobalMemory {
 
   // Each returns an empty string, or what is wrong with the access. Called by several host threads
   // at once.
-  std::string read(const void* p, int bytes, bool constant);
-  std::string write(const void* p, int bytes);
+  // `launch` numbers the run that the access belongs to.
+  std::string read(const void* p, int bytes, bool constant, u32 launch);
+  std::string write(const void* p, int bytes, u32 launch);
   std::string atomic(const void* p);
   // Host-side memset: makes workspace bytes readable.
   void zeroed(const void* p, u64 bytes);
+  // A number for a run, never 0 or kHost.
+  u32 next_launch() { return ++launches_; }
 
  private:
   struct Buffer {
@@ -38,13 +41,17 @@ class GlobalMemory {
     const char* begin;
     u64 bytes;
     Access access;
-    std::unique_ptr<std::atomic<u8>[]> written;  // a byte each; none for inputs
+    // The launch that wrote each byte last, 0 if none did; no entries for inputs.
+    std::unique_ptr<std::atomic<u32>[]> written;
   };
+
+  static constexpr u32 kHost = ~u32{0};
 
   Buffer* find(const void* p, int bytes, std::string* wrong);
 
-  std::mutex
-      mutex_;  // guards changes; runs only read the list, and sessions do not change during one
+  std::atomic<u32> launches_{0};
+  // Guards changes; runs only read the list, and sessions do not change during one.
+  std::mutex mutex_;
   std::vector<const Session*> sessions_;
   std::vector<std::unique_ptr<Buffer>> buffers_;
 };

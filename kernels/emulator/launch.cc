@@ -88,6 +88,7 @@ class Grid {
   const Program& program_;
   const Options& options_;
   const u64 blocks_;
+  const u32 launch_ = GlobalMemory::instance().next_launch();
   std::atomic<u64> next_{0};
   std::atomic<u64> progress_{0};
   std::atomic<bool> stop_{false};
@@ -104,7 +105,7 @@ void Grid::work(std::size_t host_thread) {
     Outcome outcome = Outcome::kFinished;
     const u64 index = waiting.size() < limit && next_ < blocks_ ? next_.fetch_add(1) : blocks_;
     if (index < blocks_) {
-      if (spare.empty()) spare.push_back(std::make_unique<Block>(program_, options_));
+      if (spare.empty()) spare.push_back(std::make_unique<Block>(program_, options_, launch_));
       Block& block = *spare.back();
       block.start(options_.reverse_blocks ? blocks_ - 1 - index : index);
       advance(block, &outcome);
