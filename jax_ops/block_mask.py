@@ -90,7 +90,7 @@ def evaluate(mask: Mask, sizes: Sizes, shift: Any = 0) -> BlockMask | None:
     if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((mask, shift))):
         return None
     with jax.ensure_compile_time_eval():
-        by_batch, by_head = _depends_on(mask)
+        by_batch, by_head = _depends_on(mask, shift)
         batch, heads = batch if by_batch else 1, sizes.hq if by_head else 1
         tile_rows, tile_cols = -(-sizes.lq // MASK_TILE), -(-sizes.lkv // MASK_TILE)
         index = np.full((batch, heads, tile_rows, tile_cols), EMPTY_TILE, np.int32)
@@ -121,12 +121,13 @@ def _bits(tiles: Iterable[bytes]) -> np.ndarray:
     return np.frombuffer(b"".join(tiles), np.uint32).reshape(-1, MASK_TILE, MASK_TILE // 32)
 
 
-def _depends_on(mask: Mask) -> tuple[bool, bool]:
-    """Whether the mask reads the batch index and the head index."""
+def _depends_on(mask: Mask, shift: Any) -> tuple[bool, bool]:
+    """Whether the mask differs between batch entries, and whether it does between heads."""
     scalar = jax.ShapeDtypeStruct((), np.int32)
-    jaxpr = jax.make_jaxpr(mask)(*[scalar] * 4).jaxpr
+    jaxpr = jax.make_jaxpr(mask.allows)(*[scalar] * 5).jaxpr
     read = {id(v) for eqn in jaxpr.eqns for v in eqn.invars} | {id(v) for v in jaxpr.outvars}
-    return id(jaxpr.invars[0]) in read, id(jaxpr.invars[1]) in read
+    by_batch, by_head, _, _, by_shift = (id(v) in read for v in jaxpr.invars)
+    return by_batch or (by_shift and np.ndim(shift) > 0), by_head
 
 
 def _tiles(

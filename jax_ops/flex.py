@@ -7,6 +7,7 @@ know becomes a block mask when its values are known; everything else runs blockw
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable
 from typing import Any
@@ -150,7 +151,9 @@ def flex_attention(
             f"implementation={name!r}: this {what} is a function that only 'xla' runs "
             "(a mask whose values are known while tracing runs through a BlockMask)"
         )
-    out, lse = blockwise.attention(problem.spec, problem.operands, mods)
+    # Compiled as one program even outside of jit: single operations would each be compiled.
+    run = jax.jit(lambda operands: blockwise.attention(problem.spec, operands, mods))
+    out, lse = run(problem.operands)
     if not problem.batched:
         out, lse = out[0], lse[0]
     return (out, lse) if return_residual else out
@@ -178,10 +181,17 @@ def _lower(
     if mask_mod is not None:
         masks.append(as_mask("mask_mod", mask_mod))
     other_masks: list[Mask] = []
-    for term in masks:
-        for part in _terms(_simplified(term.bound(sizes, batched)), AndMask):
-            spec, operands, left_over = _add_mask(spec, operands, part)
-            other_masks.extend(left_over)
+    with _known_values(masks):
+        for term in masks:
+            for part in _terms(_simplified(term.bound(sizes, batched)), AndMask):
+                spec, operands, left_over = _add_mask(spec, operands, part)
+                other_masks.extend(left_over)
+        shift = _shift(spec, operands, sizes)
+        made = _as_block_mask(operands, other_masks, sizes, shift) if other_masks else None
+    if made is not None:
+        index, bits = arguments.block_mask((made.index, made.bits), sizes)
+        operands = operands._replace(block_index=index, block_bits=bits)
+        other_masks = []
 
     other_biases: list[Bias] = []
     if bias is not None:
@@ -196,15 +206,15 @@ def _lower(
     if score_mod is not None:
         _check_score_mod(score_mod, dtype)
 
-    shift = _shift(spec, operands, sizes)
-    if other_masks:
-        made = _as_block_mask(operands, other_masks, sizes, shift)
-        if made is not None:
-            index, bits = arguments.block_mask((made.index, made.bits), sizes)
-            operands = operands._replace(block_index=index, block_bits=bits)
-            other_masks = []
     mods = _mods(score_mod, other_masks, other_biases, shift, dtype)
     return Problem(spec, operands, batched), mods
+
+
+def _known_values(masks: list[Mask]) -> contextlib.AbstractContextManager[None]:
+    """Keeps the arrays of masks known under jit, if they are, so that block masks can be made."""
+    if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(masks)):
+        return contextlib.nullcontext()
+    return jax.ensure_compile_time_eval()
 
 
 def _terms(x: Any, combination: type) -> tuple[Any, ...]:

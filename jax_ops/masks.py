@@ -328,12 +328,13 @@ class BlockMask(Mask):
     def to_dense(self) -> jax.Array:
         """The mask as bool [B|1, H|1, Lq, Lkv]: for looking at, not for large lengths."""
         batch, heads = self.index.shape[:2]
-        return self(
-            jnp.arange(batch)[:, None, None, None],
-            jnp.arange(heads)[:, None, None],
-            jnp.arange(self.query_length)[:, None],
-            jnp.arange(self.key_length),
+        dense = jax.jit(self)(
+            np.arange(batch)[:, None, None, None],
+            np.arange(heads)[:, None, None],
+            np.arange(self.query_length)[:, None],
+            np.arange(self.key_length),
         )
+        return jnp.broadcast_to(dense, (batch, heads, self.query_length, self.key_length))
 
     @property
     def visited(self) -> float:
