@@ -61,9 +61,17 @@ class TestLogSumExp:
         )
 
 
+def _assert_means(out, expected):
+    """Exact in 16-bit types; within two roundings of 1 / n in float32."""
+    if np.asarray(out).dtype == np.float32:
+        np.testing.assert_allclose(means(out), expected, rtol=2.4e-7)
+    else:
+        np.testing.assert_array_equal(means(out), expected)
+
+
 @pytest.mark.parametrize("dtype", FUSED_DTYPES)
 class TestUniformWeights:
-    """All numbers are exact in 16-bit types, too."""
+    """Small integers and few keys: every number has an exact 16-bit value."""
 
     @pytest.mark.parametrize(
         ("lq", "lkv", "bottom_right", "expected"),
@@ -77,7 +85,7 @@ class TestUniformWeights:
     def test_causal(self, backend, dtype, lq, lkv, bottom_right, expected):
         problem = uniform(lq, lkv, dtype=dtype, causal=True, bottom_right=bottom_right)
         got = run.forward(problem, backend)
-        np.testing.assert_array_equal(means(got["out"])[0], expected)
+        _assert_means(got["out"], [expected])
         if (lq, bottom_right) == (5, True):
             np.testing.assert_allclose(
                 got["lse"].ravel(), [-np.inf, -np.inf, -np.inf, 0, np.log(2)], atol=1e-6
@@ -86,12 +94,12 @@ class TestUniformWeights:
     def test_window(self, backend, dtype):
         problem = uniform(6, 6, dtype=dtype, causal=True, window=(2, 0))
         out = run.forward(problem, backend)["out"]
-        np.testing.assert_array_equal(means(out)[0], [0, 0.5, 1, 2, 3, 4])
+        _assert_means(out, [[0, 0.5, 1, 2, 3, 4]])
 
     def test_mask(self, backend, dtype):
         mask = np.array([True, True, False, False])
         out = run.forward(uniform(1, 4, dtype=dtype, mask=mask), backend)["out"]
-        np.testing.assert_array_equal(means(out), [[0.5]])
+        _assert_means(out, [[0.5]])
 
     @pytest.mark.parametrize(
         ("window", "expected"),
@@ -105,10 +113,10 @@ class TestUniformWeights:
         value[0, 3:] = key[0, 3:] = 1e4
         problem = problem.with_arrays(key=key, value=value, key_lengths=lengths)
         out = run.forward(problem, backend, entry="decode_attention")["out"]
-        np.testing.assert_array_equal(means(out), expected)
+        _assert_means(out, expected)
         # The same, said with the general function.
         general = problem.with_arrays(causal=True, bottom_right=True)
-        np.testing.assert_array_equal(means(run.forward(general, backend)["out"]), expected)
+        _assert_means(run.forward(general, backend)["out"], expected)
 
     def test_one_key_is_the_value(self, backend, dtype):
         rng = np.random.default_rng(0)
