@@ -18,6 +18,7 @@ from jax_ops.decode import decode_attention
 from jax_ops.dispatch import available_implementations
 from jax_ops.explanation import Explanation, explain
 from jax_ops.exporting import disabled_export_checks
+from jax_ops.flax_adaptor import flax_attention_fn
 from jax_ops.flex import flex_attention
 from jax_ops.masks import (
     BlockMask,
@@ -61,6 +62,7 @@ __all__ = [
     "disabled_export_checks",
     "dot_product_attention",
     "explain",
+    "flax_attention_fn",
     "flex_attention",
     "merge_attention",
     "mha",

@@ -45,7 +45,9 @@ class TestDecode:
         lengths = np.array([0, 1, 3, 4096], np.int32)
         problem = uniform(1, 4096, b=4, key_lengths=lengths)
         out, lse = _decode(problem, backend, num_splits=num_splits, return_residual=True)
-        np.testing.assert_allclose(means(out)[:, 0], [0, 0, 1, 2047.5], rtol=2e-6)
+        # 10 mantissa bits do not hold every index.
+        tolerance = 5e-4 if backend.tf32 else 2e-6
+        np.testing.assert_allclose(means(out)[:, 0], [0, 0, 1, 2047.5], rtol=tolerance)
         expected = np.array([-np.inf, 0, np.log(3), np.log(4096)])
         np.testing.assert_allclose(np.ravel(lse), expected, rtol=1e-6, atol=1e-6)
 
