@@ -19,6 +19,7 @@ import re
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 
 PYTHON_VERSIONS = ("3.11", "3.12", "3.13")
 
@@ -28,8 +29,9 @@ BASE_SITE = "runtime"
 EXTRA_SITES = ("test", "peers", "cuda")
 STANDALONE_SITES = ("floor", "lint")
 
-# torch exists as a CPU build and as a CUDA build of one version. What only the CUDA build needs is
-# locked apart, so that a machine with the CPU build does not download gigabytes that it cannot use.
+# torch exists as a CPU build and as a CUDA build of one version, locked apart from the other peers:
+# a machine that is offered the CPU build does not download gigabytes that it cannot use.
+TORCH_CPU_SITE = "peers_torch_cpu"
 TORCH_CUDA_SITE = "peers_torch_cuda"
 TORCH_CUDA_ONLY = re.compile(r"^(nvidia-|cuda-|triton$)")
 
@@ -159,23 +161,27 @@ def pins(lock: Lock) -> dict[str, str]:
     return {name: pin.version.split("+")[0] for name, pin in lock.items()}
 
 
-def resolve_peers(python: str, requirements: list[str], constraints: dict[str, str]) -> Lock:
-    """Resolves the peers with the hashes of torch's CPU and CUDA builds, where pip finds both."""
+def resolve_peers(
+    python: str, requirements: list[str], constraints: dict[str, str]
+) -> tuple[Lock, Lock, Lock]:
+    """Resolves the peers, with torch's CPU build if pip is offered one and its CUDA build.
+
+    Returns:
+      The locks of all but torch, of torch's CPU build (empty where pip finds none) and of torch's
+      CUDA build with what only that needs.
+    """
     lock = resolve(python, requirements, constraints)
-    torch = lock["torch"]
-    public = torch.version.split("+")[0]
-    if public != torch.version:
-        # `===` compares the whole string, so it excludes the local build that pip prefers.
+    cpu: Lock = {}
+    public, _, local = lock["torch"].version.partition("+")
+    if local:
+        cpu["torch"] = lock["torch"]
+        # `===` compares the whole string, so it excludes the local build; a constraint `==` would
+        # let it in again.
         exact = [f"torch==={public}" if r.startswith("torch") else r for r in requirements]
-        # A version constraint would let the local build in again.
-        others = {name: version for name, version in constraints.items() if name != "torch"}
-        with_cuda = resolve(
-            python, exact, others | {n: v for n, v in pins(lock).items() if n != "torch"}
-        )
-        with_cuda["torch"].hashes |= torch.hashes
-        lock = with_cuda
-    lock["torch"].version = public
-    return lock
+        others = {n: v for n, v in (constraints | pins(lock)).items() if n != "torch"}
+        lock = resolve(python, exact, others)
+    cuda = {n: pin for n, pin in lock.items() if n == "torch" or TORCH_CUDA_ONLY.match(n)}
+    return {n: pin for n, pin in lock.items() if n not in cuda}, cpu, cuda
 
 
 class Locker:
@@ -212,19 +218,35 @@ class Locker:
         base = resolve(python, requirements[BASE_SITE], self._kept(path(BASE_SITE)))
         save(BASE_SITE, base, BASE_SITE)
         for site in EXTRA_SITES:
-            # torch and JAX bring different versions of CUDA libraries, each in its own site.
-            present = [path(site)] + ([path(TORCH_CUDA_SITE)] if site == "peers" else [])
-            constraints = self._kept(*present) | pins(base)
-            resolver = resolve_peers if site == "peers" else resolve
-            lock = resolver(python, requirements[site] + requirements[BASE_SITE], constraints)
-            lock = {name: pin for name, pin in lock.items() if name not in base}
             if site == "peers":
-                cuda_only = {name: pin for name, pin in lock.items() if TORCH_CUDA_ONLY.match(name)}
-                lock = {name: pin for name, pin in lock.items() if name not in cuda_only}
-                save(TORCH_CUDA_SITE, cuda_only, "peers")
-            save(site, lock, site)
+                self._lock_peers(python, requirements, base, path, save)
+                continue
+            constraints = self._kept(path(site)) | pins(base)
+            lock = resolve(python, requirements[site] + requirements[BASE_SITE], constraints)
+            save(site, {name: pin for name, pin in lock.items() if name not in base}, site)
         for site in STANDALONE_SITES:
             save(site, resolve(python, requirements[site], self._kept(path(site))), site)
+
+    def _lock_peers(
+        self,
+        python: str,
+        requirements: dict[str, list[str]],
+        base: Lock,
+        path: Callable[[str], pathlib.Path],
+        save: Callable[[str, Lock, str], None],
+    ) -> None:
+        constraints = self._kept(path("peers"), path(TORCH_CUDA_SITE)) | pins(base)
+        wanted = requirements["peers"] + requirements[BASE_SITE]
+        peers, cpu, cuda = resolve_peers(python, wanted, constraints)
+        save("peers", {name: pin for name, pin in peers.items() if name not in base}, "peers")
+        save(TORCH_CUDA_SITE, cuda, "peers")
+        if cpu:
+            save(TORCH_CPU_SITE, cpu, "peers")
+            return
+        # Made where pip was offered a CPU build. It stays as long as it is of the same version.
+        present = pins(read_lock(path(TORCH_CPU_SITE)))
+        if present and present["torch"] != cuda["torch"].version:
+            sys.exit(f"lock: {path(TORCH_CPU_SITE).name} is of another torch; delete it")
 
     def lock_cuda(self, python: str) -> None:
         """Makes the CUDA toolkit's locks; its wheels are the same for every Python version."""

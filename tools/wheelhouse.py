@@ -14,7 +14,7 @@ import subprocess
 import sys
 
 DEFAULT_SITES = ("runtime", "floor", "test")
-MORE_SITES = ("peers", "peers_torch_cuda", "cuda", "lint")
+MORE_SITES = ("peers", "peers_torch_cpu", "peers_torch_cuda", "cuda", "lint")
 
 
 def download(lock: pathlib.Path, target: pathlib.Path) -> None:

@@ -15,15 +15,8 @@ def read_interpreter(rctx):
     """
     return json.decode(rctx.read(rctx.path(Label("@python//:interpreter.json"))))
 
-def pip(rctx, python, arguments, what):
-    """Runs pip, with the wheelhouse in place of every index if there is one, and fails with its words.
-
-    Args:
-      rctx: the repository context.
-      python: path of the interpreter whose pip is used.
-      arguments: the arguments after `pip`.
-      what: what is being fetched, for the error.
-    """
+def _try_pip(rctx, python, arguments, what):
+    """Runs pip, with the wheelhouse in place of every index if there is one; returns what went wrong, or None."""
     if rctx.execute([python, "-m", "pip", "--version"]).return_code != 0:
         fail("%s has no pip, which fetches %s; install it (Debian and Ubuntu: apt-get install python3-pip)" % (python, what))
     wheelhouse = rctx.os.environ.get("HERMETIC_WHEELHOUSE", "")
@@ -42,10 +35,27 @@ def pip(rctx, python, arguments, what):
     )
     if result.return_code != 0:
         lines = [line for line in result.stderr.splitlines() if not line.startswith("WARNING: Location")]
-        fail("pip could not fetch %s%s:\n%s" %
-             (what, " from the wheelhouse " + wheelhouse if wheelhouse else "", "\n".join(lines)))
+        return "pip could not fetch %s%s:\n%s" % (
+            what,
+            " from the wheelhouse " + wheelhouse if wheelhouse else "",
+            "\n".join(lines),
+        )
+    return None
 
-def pip_install(rctx, python, lock, target, what):
+def pip(rctx, python, arguments, what):
+    """Runs pip and fails with its words.
+
+    Args:
+      rctx: the repository context.
+      python: path of the interpreter whose pip is used.
+      arguments: the arguments after `pip`.
+      what: what is being fetched, for the error.
+    """
+    problem = _try_pip(rctx, python, arguments, what)
+    if problem:
+        fail(problem)
+
+def try_pip_install(rctx, python, lock, target, what):
     """Installs exactly what a lock file lists, hashes checked, into a folder.
 
     Args:
@@ -54,8 +64,11 @@ def pip_install(rctx, python, lock, target, what):
       lock: label of the lock file.
       target: the folder, relative to the repository.
       what: what is being fetched, for the error.
+
+    Returns:
+      What went wrong, in words, or None.
     """
-    pip(rctx, python, [
+    return _try_pip(rctx, python, [
         "install",
         "--require-hashes",
         "--no-deps",
@@ -65,3 +78,17 @@ def pip_install(rctx, python, lock, target, what):
         "--target=" + target,
         "--requirement=" + str(rctx.path(lock)),
     ], what)
+
+def pip_install(rctx, python, lock, target, what):
+    """As try_pip_install, but fails with pip's words.
+
+    Args:
+      rctx: the repository context.
+      python: path of the interpreter whose pip is used.
+      lock: label of the lock file.
+      target: the folder, relative to the repository.
+      what: what is being fetched, for the error.
+    """
+    problem = try_pip_install(rctx, python, lock, target, what)
+    if problem:
+        fail(problem)

@@ -59,14 +59,15 @@ def cuda_architectures(library: pathlib.Path) -> tuple[set[str], set[str]]:
     found = []
     for kind in ("--list-elf", "--list-ptx"):
         output = subprocess.run(
-            [_cuobjdump(), kind, str(library)], capture_output=True, text=True, check=False
+            [cuobjdump(), kind, str(library)], capture_output=True, text=True, check=False
         )
         assert output.returncode == 0 or "does not contain" in output.stderr, output.stderr
         found.append(set(re.findall(r"\.(sm_\w+)\.(?:cubin|ptx)", output.stdout)))
     return found[0], found[1]
 
 
-def _cuobjdump() -> str:
+def cuobjdump() -> str:
+    """Returns the path of the locked cuobjdump."""
     for folder in sys.path:
         program = pathlib.Path(folder, "nvidia/cu13/bin/cuobjdump")
         if program.exists():

@@ -48,10 +48,19 @@ def test_sites_that_are_used_together_agree(version):
 @pytest.mark.parametrize("site", ["runtime", "floor", "test", "peers", "lint"])
 def test_every_requirement_is_locked(site, version):
     pins = lock.pins(_read(site, version))
+    if site == "peers":
+        pins |= lock.pins(_read("peers_torch_cuda", version))
     for line in lock.read_requirements(_ROOT / f"bazel/python/requirements/{site}.in"):
         name, _, wanted = line.partition("==")
         assert lock.canonical(name) in pins
         assert wanted in ("", pins[lock.canonical(name)])
+
+
+def test_torch_is_one_version_in_every_lock():
+    versions = set()
+    for path in _LOCKS.glob("peers_torch_*.txt"):
+        versions.add(lock.pins(lock.read_lock(path))["torch"])
+    assert len(versions) == 1
 
 
 def test_one_cuda_lock_for_every_cuda_version():

@@ -6,17 +6,36 @@ JAX's plugins are namespace packages and entry points, and the CUDA wheels' libr
 handed to Bazel as one directory: listing its ten thousand files would cost more than every test.
 """
 
-load("//bazel/python:pip.bzl", "PIP_ENVIRON", "pip", "pip_install", "read_interpreter")
+load("//bazel/python:pip.bzl", "PIP_ENVIRON", "pip", "pip_install", "read_interpreter", "try_pip_install")
 load(":versions.bzl", "SITES", "lock_file")
 
 _FOLDER = "packages"
 
-def _needs_torch_cuda(rctx):
-    """Tells whether the torch that pip chose is the CUDA build, whose libraries are locked apart."""
-    for entry in rctx.path(_FOLDER).readdir():
-        if entry.basename.startswith("torch-") and entry.basename.endswith(".dist-info"):
-            return "+cpu" not in entry.basename
-    return False
+def _install_torch(rctx, interpreter):
+    """Installs torch, of which two builds are locked: one for CPUs, and one with CUDA that is gigabytes larger.
+
+    The CPU build is taken where its lock exists and pip finds it, unless HERMETIC_TORCH_BUILD says otherwise.
+    """
+    build = rctx.os.environ.get("HERMETIC_TORCH_BUILD", "")
+    if build not in ["", "cpu", "cuda"]:
+        fail("HERMETIC_TORCH_BUILD is '%s'; allowed: cpu, cuda" % build)
+    python = interpreter["path"]
+    version = interpreter["version"]
+    folder = rctx.path(Label(lock_file("peers", version))).dirname
+    if build != "cuda":
+        name = "peers_torch_cpu-%s.txt" % version
+        if folder.get_child(name).exists:
+            what = "the CPU build of torch in %s" % name
+            lock = Label(lock_file("peers_torch_cpu", version))
+            problem = try_pip_install(rctx, python, lock, _FOLDER, what)
+            if not problem:
+                return
+        else:
+            problem = "Python %s has no lock for the CPU build of torch" % version
+        if build == "cpu":
+            fail("HERMETIC_TORCH_BUILD is 'cpu': " + problem)
+    lock = Label(lock_file("peers_torch_cuda", version))
+    pip_install(rctx, python, lock, _FOLDER, "the CUDA build of torch in %s" % lock.name)
 
 def _pip_site_impl(rctx):
     interpreter = read_interpreter(rctx)
@@ -26,9 +45,8 @@ def _pip_site_impl(rctx):
     if hasattr(rctx, "report_progress"):
         rctx.report_progress("installing " + what)
     pip_install(rctx, python, lock, _FOLDER, what)
-    if rctx.attr.site == "peers" and _needs_torch_cuda(rctx):
-        extra = Label(lock_file("peers_torch_cuda", interpreter["version"]))
-        pip_install(rctx, python, extra, _FOLDER, "the CUDA libraries of torch in %s" % extra.name)
+    if rctx.attr.site == "peers":
+        _install_torch(rctx, interpreter)
 
     # Compiled once here instead of at every start of every test. Hash-based, so that the bytes do not depend on the time.
     rctx.execute([
@@ -63,11 +81,20 @@ py_library(
 )
 """.format(folder = _FOLDER), executable = False)
 
+_SITE_ATTRS = {"site": attr.string(mandatory = True, values = SITES)}
+
 pip_site = repository_rule(
     implementation = _pip_site_impl,
-    attrs = {"site": attr.string(mandatory = True, values = SITES)},
+    attrs = _SITE_ATTRS,
     environ = PIP_ENVIRON,
     doc = "Makes @pip_<site>//:site, a py_library of every package of one lock file.",
+)
+
+pip_site_with_torch = repository_rule(
+    implementation = _pip_site_impl,
+    attrs = _SITE_ATTRS,
+    environ = PIP_ENVIRON + ["HERMETIC_TORCH_BUILD"],
+    doc = "As pip_site, for the site that holds torch; apart, because its variable would have every site fetched again.",
 )
 
 def _ffi_headers_impl(rctx):

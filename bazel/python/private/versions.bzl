@@ -11,7 +11,7 @@ def lock_file(site, version):
     """Names a lock file.
 
     Args:
-      site: one of SITES, or "peers_torch_cuda".
+      site: one of SITES, or a build of torch, "peers_torch_cpu" or "peers_torch_cuda".
       version: one of PYTHON_VERSIONS.
 
     Returns:
