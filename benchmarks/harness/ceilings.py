@@ -16,7 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-NATIVE = Path(__file__).resolve().parent.parent / "native" / "machine_peaks"
+# Not resolved: under Bazel this file is a link into the sources; the program is beside the link.
+NATIVE = Path(__file__).absolute().parent.parent / "native" / "machine_peaks"
 
 # A result faster than this multiple of the ceiling was not computed: clocks wobble, but not so far.
 IMPOSSIBLE_FACTOR = 1.5

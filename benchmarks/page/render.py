@@ -8,7 +8,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-_ASSETS = Path(__file__).resolve().parent / "assets"
+_ASSETS = Path(__file__).absolute().parent / "assets"
 # In this order: each script uses what the earlier ones define.
 _SCRIPTS = ("format.js", "charts.js", "table.js", "views.js", "compare.js", "main.js")
 

@@ -12,7 +12,7 @@ from benchmarks.analysis import reading, selecting
 from benchmarks.harness import schema
 from tests.benchmarks.timing_test import row
 
-REFERENCE = Path(__file__).resolve().parents[2] / "benchmarks" / "reference"
+REFERENCE = Path(__file__).absolute().parents[2] / "benchmarks" / "reference"
 DISPATCH = REFERENCE / "rtx3090_dispatch.json.gz"
 GQA_DECODE = REFERENCE / "rtx3090_gqa_decode.json.gz"
 

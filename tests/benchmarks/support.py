@@ -32,10 +32,10 @@ TINY = Settings(
 
 
 @contextlib.contextmanager
-def planted(build, name="planted", library="jax_ops"):
+def planted(build, name="planted", strict=True):
     """Registers build(case, backend) -> function of q, k, v as an implementation."""
     assert name not in IMPLEMENTATIONS
-    IMPLEMENTATIONS[name] = Implementation(name, library, "planted by a test", build)
+    IMPLEMENTATIONS[name] = Implementation(name, "jax_ops", "planted by a test", build, strict)
     try:
         yield
     finally:
