@@ -78,7 +78,7 @@ def test_explain_takes_every_argument_of_the_function():
 
 def test_an_explicit_choice_never_falls_back():
     arrays = [jnp.zeros(s.shape, s.dtype) for s in shapes(d=300)]
-    with pytest.raises(jax_ops.UnsupportedError, match="implementation='cpu'.*300"):
+    with pytest.raises(jax_ops.UnsupportedError, match=r"implementation='cpu'.*300"):
         jax_ops.dot_product_attention(*arrays, implementation="cpu")
     if dispatch.available_implementations()["cuda"]:
         with pytest.raises(jax_ops.UnsupportedError, match="implementation='cuda'"):

@@ -69,7 +69,7 @@ def test_symbolic_batch(backend, b):
 
 
 def test_several_platforms():
-    """'auto' is resolved for each platform: the CPU kernels, and what has equal semantics elsewhere."""
+    """'auto' is resolved for each platform: the CPU kernels there, equal semantics elsewhere."""
     function = jax.jit(jax_ops.dot_product_attention)
     exported = export.export(
         function,

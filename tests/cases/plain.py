@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention as one unfused jnp expression, so that any JAX transform of it is a float64 reference."""
+"""Attention as one unfused jnp expression: any transform of it in float64 is a reference."""
 
 import functools
 
