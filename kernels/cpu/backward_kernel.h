@@ -136,8 +136,9 @@ inline void backward(const BackwardTask& task) {
   for (i32 q_block = task.split; q_block < plan.q_blocks; q_block += plan.num_splits) {
     const i32 q0 = q_block * plan.block_q;
     const i32 queries = min_of(plan.block_q, static_cast<i32>(p.lq) - q0);
-    init_rows(block, p, task.b, task.kv_head, static_cast<i32>(task.kv_head) * group, group, q0,
-              queries, task.scratch + plan.scratch.rows, plan.padded_rows);
+    block = view_rows(p, task.b, task.kv_head, static_cast<i32>(task.kv_head) * group, group, q0,
+                      queries, task.scratch + plan.scratch.rows, plan.padded_rows);
+    fill_rows(block);
     load_rows(state);
     for (int r = 0; r < block.padded; ++r) block.dslope[r] = 0.f;
     memset(dq_t_all, 0,

@@ -139,16 +139,36 @@ ATTENTION_INLINE void store_as(T tag, typename T::Memory* p, F x) {
 // The first n < kLanes elements; the other lanes are 0 and nothing past element n is touched.
 template <typename T>
 ATTENTION_INLINE F load_first(T tag, const typename T::Memory* p, int n) {
+#if defined(__AVX512F__)
+  const __mmask16 mask = static_cast<__mmask16>((1u << n) - 1);
+  if constexpr (sizeof(typename T::Memory) == 4) {
+    (void)tag;
+    return (F)_mm512_maskz_loadu_ps(mask, p);
+  } else {
+    return widen(tag, _mm256_maskz_loadu_epi16(mask, p));
+  }
+#else
   typename T::Memory buffer[kLanes] = {};
   for (int i = 0; i < n; ++i) buffer[i] = p[i];
   return load_as(tag, buffer);
+#endif
 }
 
 template <typename T>
 ATTENTION_INLINE void store_first(T tag, typename T::Memory* p, F x, int n) {
+#if defined(__AVX512F__)
+  const __mmask16 mask = static_cast<__mmask16>((1u << n) - 1);
+  if constexpr (sizeof(typename T::Memory) == 4) {
+    (void)tag;
+    _mm512_mask_storeu_ps(p, mask, (__m512)x);
+  } else {
+    _mm256_mask_storeu_epi16(p, mask, narrow(tag, x));
+  }
+#else
   typename T::Memory buffer[kLanes];
   store_as(tag, buffer, x);
   for (int i = 0; i < n; ++i) p[i] = buffer[i];
+#endif
 }
 
 template <typename T>

@@ -28,23 +28,35 @@ Status forward_with(const Kernels& kernels, const ForwardArgs& args, const Execu
 
   char* workspace = static_cast<char*>(args.workspace);
   float* partials = reinterpret_cast<float*>(workspace + workers * plan.scratch.bytes);
-  const auto kernel = plan.path == Path::kDecode ? kernels.forward_decode : kernels.forward_tiled;
   const i64 pairs = p.batch * p.hkv;
-  // Later query blocks first: with a causal mask they are the long ones, and a long last task would
-  // leave the other threads idle.
-  executor.run(pairs * plan.q_blocks * plan.num_splits, workers, [&](i64 task, int worker) {
-    ForwardTask t;
-    t.args = &args;
-    t.plan = &plan;
-    t.split = static_cast<i32>(task % plan.num_splits);
-    const i64 pair = task / plan.num_splits % pairs;
-    t.b = pair / p.hkv;
-    t.kv_head = pair % p.hkv;
-    t.q_block = plan.q_blocks - 1 - static_cast<i32>(task / plan.num_splits / pairs);
-    t.scratch = workspace + worker * plan.scratch.bytes;
-    t.partials = partials;
-    kernel(t);
-  });
+  if (plan.path == Path::kDecode) {
+    executor.run(p.batch * plan.num_splits, workers, [&](i64 task, int worker) {
+      ForwardTask t{};
+      t.args = &args;
+      t.plan = &plan;
+      t.b = task / plan.num_splits;
+      t.split = static_cast<i32>(task % plan.num_splits);
+      t.scratch = workspace + worker * plan.scratch.bytes;
+      t.partials = partials;
+      kernels.forward_decode(t);
+    });
+  } else {
+    // Later query blocks first: with a causal mask they are the long ones, and a long last task
+    // would leave the other threads idle.
+    executor.run(pairs * plan.q_blocks * plan.num_splits, workers, [&](i64 task, int worker) {
+      ForwardTask t;
+      t.args = &args;
+      t.plan = &plan;
+      t.split = static_cast<i32>(task % plan.num_splits);
+      const i64 pair = task / plan.num_splits % pairs;
+      t.b = pair / p.hkv;
+      t.kv_head = pair % p.hkv;
+      t.q_block = plan.q_blocks - 1 - static_cast<i32>(task / plan.num_splits / pairs);
+      t.scratch = workspace + worker * plan.scratch.bytes;
+      t.partials = partials;
+      kernels.forward_tiled(t);
+    });
+  }
   if (plan.num_splits > 1) {
     executor.run(pairs * plan.q_blocks, workers, [&](i64 task, int) {
       const i64 pair = task / plan.q_blocks;

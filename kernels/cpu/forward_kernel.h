@@ -133,8 +133,9 @@ inline void forward_tiled(const ForwardTask& task) {
   const i32 q0 = task.q_block * plan.block_q;
   const i32 queries = min_of(plan.block_q, static_cast<i32>(p.lq) - q0);
   RowBlock& block = state.block;
-  init_rows(block, p, task.b, task.kv_head, static_cast<i32>(task.kv_head) * group, group, q0,
-            queries, task.scratch + at.rows, plan.padded_rows);
+  block = view_rows(p, task.b, task.kv_head, static_cast<i32>(task.kv_head) * group, group, q0,
+                    queries, task.scratch + at.rows, plan.padded_rows);
+  fill_rows(block);
   for (int r = 0; r < block.padded; ++r) {
     block.maximum[r] = -__builtin_inff();
     block.sum[r] = 0.f;
@@ -152,6 +153,8 @@ inline void forward_tiled(const ForwardTask& task) {
   keys.end = static_cast<i32>(min_of<i64>(keys.end, (i64{task.split} + 1) * plan.split_size));
   // Blocks start at multiples of the block size, so that a row's result does not depend on where
   // the other rows' windows begin.
+  // A split beyond the last key has nothing to do.
+  if (keys.empty()) keys = {0, 0};
   for (i32 key0 = keys.begin / plan.block_k * plan.block_k; key0 < keys.end; key0 += plan.block_k) {
     const i32 begin = max_of(key0, keys.begin / 8 * 8);
     const i32 count = min_of(key0 + plan.block_k, keys.end) - begin;

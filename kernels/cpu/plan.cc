@@ -17,6 +17,13 @@ constexpr i64 kBlockKeys = 128;
 constexpr i64 kMaxBlockKeys = 512;
 // More rows than this in one task would only cost memory.
 constexpr i64 kMaxRows = 2048;
+// A call with at most this many rows for each key/value head, and at least so many keys, streams K
+// and V.
+constexpr i64 kMaxDecodeRows = 16;
+constexpr i64 kMinDecodeKeys = 128;
+// Bytes of K that the streaming path works on at a time; as many of V, and the next block of both
+// on its way, share the second-level cache.
+constexpr i64 kDecodeBlockBytes = 64 * 1024;
 // Keys below which a further split costs more than it gains.
 constexpr i64 kMinSplitKeys = 256;
 
@@ -79,6 +86,18 @@ void choose_blocks(const Shape& s, const Tuning& t, i64 rows, Plan* plan) {
   plan->padded_rows = static_cast<i32>(round_up(plan->block_q * group, i64{kMaxRowTile}));
 }
 
+void choose_decode_blocks(const Shape& s, const Tuning& t, Plan* plan) {
+  plan->block_q = static_cast<i32>(s.lq);
+  plan->q_blocks = 1;
+  plan->padded_rows = static_cast<i32>(round_up(s.lq * (s.hq / s.hkv), i64{kMaxRowTile}));
+  if (t.block_k == 0) {
+    const i64 row_bytes = s.hkv * (s.d + s.dv) / 2 * size_of(s.dtype);
+    const i64 keys =
+        clamp_to<i64>(kDecodeBlockBytes / std::max<i64>(row_bytes, 1) / 16 * 16, 16, kBlockKeys);
+    plan->block_k = static_cast<i32>(round_up(std::min(keys, std::max<i64>(s.lkv, 1)), i64{8}));
+  }
+}
+
 void finish(Plan* plan, int threads, i64 tasks) {
   plan->scratch.bytes = round_up(plan->scratch.bytes, kAlignment);
   plan->workers = static_cast<int>(clamp_to<i64>(threads, 1, std::max<i64>(tasks, 1)));
@@ -109,11 +128,15 @@ Status plan_forward(const Shape& s, const Tuning& tuning, int threads, Plan* pla
   if (Status status = check(s); !status.ok()) return status;
   if (Status status = check(tuning); !status.ok()) return status;
   if (s.batch * s.lq * s.hq == 0) return {};
-  plan->path = Path::kTiled;
+  const bool decode =
+      s.streams_simply && s.lkv >= kMinDecodeKeys && s.lq * (s.hq / s.hkv) <= kMaxDecodeRows;
+  plan->path = decode ? Path::kDecode : Path::kTiled;
   choose_blocks(s, tuning, clamp_to<i64>(kForwardRowFloats / (s.d + s.dv), 128, kForwardRows),
                 plan);
+  if (decode) choose_decode_blocks(s, tuning, plan);
 
-  const i64 tasks = s.batch * s.hkv * plan->q_blocks;
+  // A decode task takes all heads.
+  const i64 tasks = s.batch * (decode ? 1 : s.hkv) * plan->q_blocks;
   i64 splits = tuning.num_splits;
   if (splits == 0)
     splits = clamp_to<i64>(ceil_div<i64>(4 * threads, tasks), 1,
@@ -126,17 +149,20 @@ Status plan_forward(const Shape& s, const Tuning& tuning, int threads, Plan* pla
 
   const i64 rows = plan->padded_rows, keys = plan->block_k;
   const i64 d = round_up<i64>(s.d, 16), dv = round_up<i64>(s.dv, 16);
+  const i64 heads = decode ? s.hkv : 1;  // whose rows a task holds
   Layout layout;
-  plan->scratch.k = layout.add(keys * kPackPitch * kFloat);
-  plan->scratch.v = layout.add(keys * kPackPitch * kFloat);
-  plan->scratch.q_t = layout.add(rows * d * kFloat);
-  plan->scratch.o_t = layout.add(rows * dv * kFloat);
-  plan->scratch.s = layout.add(keys * kMaxRowTile * kFloat);
-  plan->scratch.allow = layout.add(keys * kMaxRowTile / 8);
-  plan->scratch.rows = layout.add(rows * kRowArrays * kFloat);
+  if (!decode) {
+    plan->scratch.k = layout.add(keys * kPackPitch * kFloat);
+    plan->scratch.v = layout.add(keys * kPackPitch * kFloat);
+    plan->scratch.allow = layout.add(keys * kMaxRowTile / 8);
+  }
+  plan->scratch.q_t = layout.add(heads * rows * d * kFloat);
+  plan->scratch.o_t = layout.add(heads * rows * dv * kFloat);
+  plan->scratch.s = layout.add((keys + kMaxRowTile) * kMaxRowTile * kFloat);
+  plan->scratch.rows = layout.add(heads * rows * kRowArrays * kFloat);
   plan->scratch.bytes = layout.bytes();
   if (plan->num_splits > 1) {
-    plan->partial_stride = tasks * rows * (dv + 2);
+    plan->partial_stride = s.batch * s.hkv * plan->q_blocks * rows * (dv + 2);
     plan->partial_floats = plan->num_splits * plan->partial_stride;
   }
   finish(plan, threads, tasks * plan->num_splits);

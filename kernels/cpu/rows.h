@@ -38,8 +38,10 @@ struct RowBlock {
   }
 };
 
-inline void init_rows(RowBlock& block, const Problem& p, i64 b, i64 kv_head, i32 head0, i32 group,
-                      i32 q0, i32 queries, void* arrays, i32 padded) {
+// The block over arrays that fill_rows has filled, or will.
+inline RowBlock view_rows(const Problem& p, i64 b, i64 kv_head, i32 head0, i32 group, i32 q0,
+                          i32 queries, void* arrays, i32 padded) {
+  RowBlock block;
   block.problem = &p;
   block.mask = row_mask(p, b);
   block.b = b;
@@ -51,6 +53,7 @@ inline void init_rows(RowBlock& block, const Problem& p, i64 b, i64 kv_head, i32
   block.rows = queries * group;
   block.tiled = block.rows;
   block.padded = padded;
+  block.scale = p.scale_array.data ? *p.scale_array.row(b) : p.scale;
   i32* ints = static_cast<i32*>(arrays);
   i32** int_arrays[] = {&block.begin, &block.end,     &block.query,      &block.position,
                         &block.head,  &block.segment, &block.tile_first, &block.tile_last};
@@ -65,12 +68,18 @@ inline void init_rows(RowBlock& block, const Problem& p, i64 b, i64 kv_head, i32
     *array = floats;
     floats += padded;
   }
-  block.scale = p.scale_array.data ? *p.scale_array.row(b) : p.scale;
+  return block;
+}
 
+// Positions, masks and slopes of the block's rows.
+inline void fill_rows(RowBlock& block) {
+  const Problem& p = *block.problem;
+  const i64 b = block.b;
+  const i32 q0 = block.q0, head0 = block.head0, group = block.group, padded = block.padded;
   const i32* segments = p.q_segments.data ? p.q_segments.row(b) : nullptr;
   const float* slopes = p.alibi_slopes.data ? p.alibi_slopes.row(b) : nullptr;
   int row = 0;
-  for (i32 i = q0; i < q0 + queries; ++i) {
+  for (i32 i = q0; i < q0 + block.queries; ++i) {
     const i32 begin = block.mask.begin(i), end = block.mask.end(i);
     for (i32 h = head0; h < head0 + group; ++h, ++row) {
       block.begin[row] = begin;
