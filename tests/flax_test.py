@@ -80,7 +80,7 @@ def test_cached_decoding_of_both_libraries():
 
 @pytest.mark.parametrize("shared", [True, False])
 def test_dropout(shared):
-    """Values = identity show the weights: kept ones are 2 / 64, and broadcasting shares the pattern."""
+    """Values = identity show the weights: kept ones are 2 / 64; broadcasting shares them."""
     fn = jax_ops.flax_attention_fn()
     query = jnp.zeros((2, 64, 3, 8))
     value = jnp.broadcast_to(jnp.eye(64)[:, None], (2, 64, 3, 64))
