@@ -92,11 +92,15 @@ def test_feature(backend, feature, direction, dtype, record_feature, request):
         assert column[feature.name][direction] == outcome, "tests/support_matrix.json is stale"
 
 
-def test_the_readme_shows_the_committed_record():
+def test_the_readme_shows_the_committed_record(pytestconfig):
+    if pytestconfig.getoption("--write-support-matrix"):
+        return  # Both are about to be rewritten.
     assert support_matrix.committed_table() == support_matrix.render(support_matrix.load())
 
 
-def test_the_record_covers_exactly_the_features():
+def test_the_record_covers_exactly_the_features(pytestconfig):
+    if pytestconfig.getoption("--write-support-matrix"):
+        return
     for backend, column in support_matrix.load().items():
         assert list(column) == list(FEATURES), backend
         for outcomes in column.values():
