@@ -23,7 +23,7 @@ from benchmarks.harness.search import search_longest
 from benchmarks.harness.settings import Settings
 from benchmarks.harness.store import Store, StoreError
 from benchmarks.harness.suites import SUMMARIES, Contender, Group, groups_of
-from benchmarks.harness.yardstick import Yardstick, has_yardstick, make_yardstick
+from benchmarks.harness.yardstick import Yardstick, make_yardstick
 
 
 @dataclasses.dataclass
@@ -109,14 +109,12 @@ def _search(context: Context, contender: Contender) -> dict[str, Any]:
 
 
 def _yardstick(context: Context, group: Group, pending: list[Contender]) -> Yardstick | None:
-    if not has_yardstick(group.problem, context.settings.ref_max_seq):
-        return None
     context.progress.step("float64 reference")
     precisions = {
         precision_of(contender.impl, contender.case.dtype, context.backend) for contender in pending
     }
     arrays = operation_of(group.problem).inputs(group.problem)
-    return make_yardstick(group.problem, arrays, precisions)
+    return make_yardstick(group.problem, arrays, precisions, context.settings.ref_max_seq)
 
 
 def _measure_here(

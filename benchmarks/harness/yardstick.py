@@ -1,5 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The reference outputs of one problem and the gate's limits, computed once per group."""
+"""The reference outputs of one problem and the gate's limits, computed once per group.
+
+A whole reference costs lq * lkv, so beyond --ref_max_seq only a part of the outputs has one: the
+last key/value head of the last batch entry, or of that only the last queries. The gate still
+judges that part; a row's rel_err is reported for whole references only.
+"""
 
 from __future__ import annotations
 
@@ -13,29 +18,86 @@ from benchmarks.harness.case import Case
 from benchmarks.harness.operation import Arrays, operation_of
 from benchmarks.harness.reference import FLOAT64, baseline_arithmetic
 
+# (query, key) pairs of one group of heads that a partial reference may take: a few seconds.
+_PART_PAIRS = 1 << 27
+_PART_ROWS = 64
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """The last key/value head of the last batch entry; of its queries the last `rows`.
+
+    With fewer rows than queries, gradients of keys and values have no reference: every query
+    contributes to them.
+    """
+
+    rows: int
+    group: int
+    whole: bool
+
+    @staticmethod
+    def of(case: Case) -> Part:
+        """The largest part of a case whose reference is affordable."""
+        whole = case.lq * case.lkv * case.group <= _PART_PAIRS
+        rows = case.lq if whole else min(case.lq, _PART_ROWS)
+        return Part(rows, case.group, rows == case.lq)
+
+    def case(self, case: Case) -> Case:
+        """The part as a case of its own; causal is bottom-right, so the last rows are one."""
+        return dataclasses.replace(case, batch=1, lq=self.rows, hq=self.group, hkv=1)
+
+    def _cut(self, name: str, array: np.ndarray) -> np.ndarray:
+        if name in ("k", "v", "dk", "dv"):
+            return array[-1:, :, -1:]
+        return array[-1:, array.shape[1] - self.rows :, array.shape[2] - self.group :]
+
+    def inputs(self, arrays: Arrays) -> Arrays:
+        """q, k, v and the cotangent of the part."""
+        names = ("q", "k", "v", "cotangent")[: len(arrays)]
+        return tuple(self._cut(name, array) for name, array in zip(names, arrays, strict=True))
+
+    def outputs(self, names: tuple[str, ...], outputs: list[np.ndarray]) -> list[np.ndarray]:
+        """The outputs of the part that have a reference."""
+        kept = self.names(names)
+        return [self._cut(name, x) for name, x in zip(names, outputs, strict=True) if name in kept]
+
+    def names(self, names: tuple[str, ...]) -> tuple[str, ...]:
+        """Which outputs have a reference."""
+        return names if self.whole else tuple(name for name in names if name in ("out", "dq"))
+
 
 @dataclasses.dataclass
 class Yardstick:
-    """float64 outputs and, per product precision, the tolerances of each output."""
+    """float64 outputs and, per product precision, the tolerances of each output.
+
+    `part` is None where the references are whole.
+    """
 
     names: tuple[str, ...]
     references: list[np.ndarray]
     tolerances: dict[str, list[gate.Tolerance]]
+    part: Part | None = None
 
     def judge(self, outputs: list[np.ndarray], precision: str, slack: float = 1.0) -> gate.Verdict:
         """The gate's verdict, its limits multiplied by `slack`."""
         limits = [limit.times(slack) for limit in self.tolerances[precision]]
-        return gate.judge(outputs, self.references, limits, self.names)
+        names = self.names
+        if self.part is not None:
+            outputs, names = self.part.outputs(names, outputs), self.part.names(names)
+        return gate.judge(outputs, self.references, limits, names)
 
     def save(self, path: Path) -> None:
         """Writes everything to an .npz file, for a process that measures in isolation."""
         arrays = {f"reference_{i}": array for i, array in enumerate(self.references)}
         for precision, limits in self.tolerances.items():
             arrays[f"limits_{precision}"] = np.array([(t.relative, t.maximum) for t in limits])
+        if self.part is not None:
+            arrays["part"] = np.array(dataclasses.astuple(self.part))
         np.savez(path, names=np.array(self.names), **arrays)
 
     @staticmethod
     def load(path: Path) -> Yardstick:
+        """Reads what `save` wrote."""
         with np.load(path) as data:
             names = tuple(str(name) for name in data["names"])
             prefix = "limits_"
@@ -44,24 +106,42 @@ class Yardstick:
                 for key in data.files
                 if key.startswith(prefix)
             }
-            references = [data[f"reference_{i}"] for i in range(len(names))]
-        return Yardstick(names, references, tolerances)
+            count = sum(key.startswith("reference_") for key in data.files)
+            references = [data[f"reference_{i}"] for i in range(count)]
+            part = None
+            if "part" in data.files:
+                rows, group, whole = data["part"].tolist()
+                part = Part(rows, group, bool(whole))
+        return Yardstick(names, references, tolerances, part)
 
 
-def make_yardstick(case: Case, arrays: Arrays, precisions: set[str]) -> Yardstick:
-    """Computes reference and baselines; the time it takes grows with lq * lkv."""
+def make_yardstick(
+    case: Case, arrays: Arrays, precisions: set[str], ref_max_seq: int
+) -> Yardstick | None:
+    """Computes reference and baselines: whole up to `ref_max_seq` queries, else of a part.
+
+    None for a layer beyond that length: its heads meet in the output projection.
+    """
     operation = operation_of(case)
-    references = list(operation.reference(case, arrays, FLOAT64))
+    names = operation.part_names(case)
+    part = None
+    if case.lq > ref_max_seq:
+        if case.model_dim is not None:
+            return None
+        part = Part.of(case)
+        arrays, case = part.inputs(arrays), part.case(case)
+    kept = names if part is None else part.names(names)
+
+    def computed(arithmetic):
+        results = operation.reference(case, arrays, arithmetic)
+        return [x for name, x in zip(names, results, strict=True) if name in kept]
+
+    references = computed(FLOAT64)
     tolerances = {}
     for precision in sorted(precisions):
-        baseline = operation.reference(case, arrays, baseline_arithmetic(case.dtype, precision))
+        baseline = computed(baseline_arithmetic(case.dtype, precision))
         tolerances[precision] = [
             gate.tolerance(reference, result, case.dtype)
             for reference, result in zip(references, baseline, strict=True)
         ]
-    return Yardstick(operation.part_names(case), references, tolerances)
-
-
-def has_yardstick(case: Case, ref_max_seq: int) -> bool:
-    """Whether a case is short enough for the reference (--ref_max_seq bounds its queries)."""
-    return case.lq <= ref_max_seq
+    return Yardstick(names, references, tolerances, part)

@@ -138,7 +138,8 @@ def test_gate_names_missing_misshapen_and_nan_outputs(outputs, message):
 def test_yardstick_survives_the_way_to_another_process(tmp_path):
     case = dataclasses.replace(CASE, mode="fwd_bwd")
     arrays = operation.operation_of(case).inputs(case)
-    made = yardstick.make_yardstick(case, arrays, {"float32", "tf32"})
+    made = yardstick.make_yardstick(case, arrays, {"float32", "tf32"}, ref_max_seq=64)
+    assert made.part is None
     made.save(tmp_path / "y.npz")
     read = yardstick.Yardstick.load(tmp_path / "y.npz")
     assert read.names == made.names == ("dq", "dk", "dv")
@@ -169,7 +170,37 @@ def test_layer_reference_equals_jax(mode, hkv):
 
     backward = mode == "fwd_bwd"
     results = jax.vjp(layer, *arrays[:5])[1](arrays[5]) if backward else [layer(*arrays)]
-    made = yardstick.make_yardstick(case, arrays, {"float32"})
+    made = yardstick.make_yardstick(case, arrays, {"float32"}, ref_max_seq=64)
     verdict = made.judge([np.asarray(x) for x in results], "float32")
     assert verdict.failure is None
     assert len(verdict.rel_err_parts) == (1 if mode == "fwd" else 5)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("mode", ["fwd", "fwd_bwd"])
+@pytest.mark.parametrize("affordable", [True, False])
+def test_beyond_the_reference_a_part_is_judged(causal, mode, affordable, monkeypatch, tmp_path):
+    """The part's references equal that part of the whole ones, and errors there are found."""
+    case = Case("gqa", "float32", mode, 2, 96, 96, 4, 2, 8, causal)
+    arrays = operation.operation_of(case).inputs(case)
+    if not affordable:
+        monkeypatch.setattr(yardstick, "_PART_PAIRS", 0)
+    whole = yardstick.make_yardstick(case, arrays, {"float32"}, ref_max_seq=96)
+    made = yardstick.make_yardstick(case, arrays, {"float32"}, ref_max_seq=95)
+    made.save(tmp_path / "y.npz")
+    made = yardstick.Yardstick.load(tmp_path / "y.npz")
+    assert made.part is not None and made.part.whole == affordable
+    for x, y in zip(made.references, made.part.outputs(whole.names, whole.references), strict=True):
+        np.testing.assert_allclose(x, y, rtol=1e-10, atol=1e-12)
+    right = [x.astype(np.float32) for x in whole.references]
+    assert made.judge(right, "float32").failure is None
+    names = made.part.names(whole.names)
+    assert (
+        names == ("out",)
+        if mode == "fwd"
+        else names == (("dq", "dk", "dv") if affordable else ("dq",))
+    )
+    for name in names:
+        wrong = [x.copy() for x in right]
+        wrong[whole.names.index(name)][-1, -1, -1] *= 1.01
+        assert name in made.judge(wrong, "float32").failure
