@@ -126,6 +126,8 @@ class Case {
            (p.bias.col_stride ? p.lkv : 1);
   }
 
+  size_t block_bits_size() const { return block_bits_.size(); }
+
   std::string name() const {
     const Options& o = options_;
     char text[256];
