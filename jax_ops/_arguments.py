@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jax_ops import _jax
 from jax_ops._errors import argument_error, dtype_error, type_error
 from jax_ops._spec import MASK_TILE, Sizes
 
@@ -115,9 +116,14 @@ def window(name: str, x: Any) -> tuple[int | None, int | None]:
     sides = x if isinstance(x, (tuple, list)) else (x, x)
     if len(sides) != 2:
         raise argument_error(name, repr(x), allowed)
-    left, right = (None if s is None else _integer(name, s, 0, allowed) for s in sides)
+    left, right = (_window_side(name, side, allowed) for side in sides)
+    return left, right
+
+
+def _window_side(name: str, x: Any, allowed: str) -> int | None:
+    size = None if x is None else _integer(name, x, 0, allowed)
     # No sequence is longer than 2^31 - 1, so a wider window is an unbounded side.
-    return tuple(None if s is None or s >= 2**31 - 1 else s for s in (left, right))
+    return None if size is None or size >= 2**31 - 1 else size
 
 
 def scale(x: Any, d: int, dtype: np.dtype) -> tuple[float | None, jax.Array | None]:
@@ -156,7 +162,7 @@ def precision(x: Any, dtype: np.dtype) -> str:
     x = choice("precision", x, PRECISIONS)
     if dtype != np.float32:
         return "default"
-    if x == "default" and str(jax.config.jax_default_matmul_precision) in _FULL_FLOAT32:
+    if x == "default" and str(_jax.setting("jax_default_matmul_precision")) in _FULL_FLOAT32:
         return "highest"
     return x
 

@@ -79,9 +79,10 @@ def attend(problem: Problem, return_residual: bool) -> Any:
 def _call(
     spec: Any, operands: Operands, window: Any, return_residual: bool, implementation: str
 ) -> Any:
-    options: dict[str, Any] = {"return_residual": True} if return_residual else {}
+    # Called through Any: its overloads know no computed return_residual.
+    function: Any = jax.nn.dot_product_attention
     with jax.default_matmul_precision("highest" if spec.precision == "highest" else None):
-        return jax.nn.dot_product_attention(
+        return function(
             operands.query,
             operands.key,
             operands.value,
@@ -93,5 +94,5 @@ def _call(
             key_value_seq_lengths=operands.kv_lengths,
             local_window_size=window,
             implementation=implementation,
-            **options,
+            return_residual=return_residual,
         )

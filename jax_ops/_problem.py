@@ -61,20 +61,12 @@ def make_problem(
 ) -> Problem:
     """Validates the arguments of an attention call and normalises them.
 
-    Args:
-      query, key, value: [B, Lq, Hq, D], [B, Lkv, Hkv, D], [B, Lkv, Hkv, Dv], all without B or all
-        with it, of one dtype among float32, bfloat16, float16, float64.
-      bias: floating, rank 1 to 4, broadcast to [B, Hq, Lq, Lkv] from the right.
-      mask: bool, of the same family of shapes; True means attend.
-      scale: number, differentiable scalar array, or None for 1 / sqrt(D).
+    What `dot_product_attention` does not have, or names otherwise:
       window: None, w for (w, w), or (left, right) with None for an unbounded side.
       prefix_lengths: int or integer array [] or [B]: keys before it are exempt from `is_causal`.
       block_mask: (index [B|1, H|1, ceil(Lq/64), ceil(Lkv/64)] int32, bits [n, 64, 2] uint32).
-      dropout_batch_indices, dropout_head_indices: integer arrays [B] and [Hq]: the indices that the
-        dropout counter uses (default: 0, 1, ..). Give global ones inside shard_map.
-      block_q, block_k: tile sizes, or 'auto'.
-      num_splits: 'auto' or the number of parts of the key axis.
-      The others are as in `dot_product_attention`.
+      block_q, block_k: tile sizes >= 1, or 'auto' for the planner's choice.
+      num_splits: number of parts of the key axis, or 'auto'.
 
     Raises:
       ValueError, TypeError: for a refused argument; the message names it.
@@ -155,7 +147,9 @@ def attend(problem: Problem, return_residual: bool = False) -> Any:
     return (out, lse) if return_residual else out
 
 
-def _query_key_value(query: Any, key: Any, value: Any) -> tuple[jax.Array, ...]:
+def _query_key_value(
+    query: Any, key: Any, value: Any
+) -> tuple[jax.Array, jax.Array, jax.Array, bool]:
     """Checks the three inputs against each other and gives them a batch axis."""
     arrays = {}
     for name, x in (("query", query), ("key", key), ("value", value)):

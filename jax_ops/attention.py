@@ -70,8 +70,9 @@ def dot_product_attention(
       dropout_rate: probability in [0, 1], to 1/2^16, that a weight is dropped; the others are
         divided by 1 - rate. Which ones depends on (dropout_key, batch index, head index, i, j).
       dropout_key: a typed or raw JAX random key; required when dropout_rate > 0.
-      dropout_batch_indices, dropout_head_indices: integer [B] and [Hq]: the indices that dropout
-        uses, 0, 1, .. by default. Inside shard_map, where those are local, give the global ones.
+      dropout_batch_indices: integer [B]: the batch indices that dropout uses, 0, 1, .. by default.
+        Inside shard_map, where those are local, give the global ones.
+      dropout_head_indices: integer [Hq]: the same for query heads.
       alignment: 'top_left': i' = i; 'bottom_right': i' = i + (key length - query length) of each
         batch entry, which lines up the last query with the last key.
       precision: for float32 inputs: None or 'default' follows jax.default_matmul_precision;

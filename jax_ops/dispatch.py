@@ -14,7 +14,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jax_ops import _libraries, _plan
+from jax_ops import _jax, _libraries, _plan
 from jax_ops._errors import UnsupportedError, argument_error
 from jax_ops._spec import AttentionSpec, Operands, sizes_of
 
@@ -163,7 +163,7 @@ def available_implementations() -> dict[str, str]:
 
 def default_platform() -> str:
     """The platform that un-jitted calls run on."""
-    device = jax.config.jax_default_device
+    device = _jax.setting("jax_default_device")
     if device is None:
         return jax.default_backend()
     return device if isinstance(device, str) else str(getattr(device, "platform", device))

@@ -44,10 +44,9 @@ class Explanation:
 def explain(query: Any, key: Any, value: Any, *args: Any, **options: Any) -> Explanation:
     """Says which implementation `dot_product_attention` with these arguments would run, and why.
 
-    Args:
-      query, key, value, *args, **options: what `dot_product_attention` takes. Arrays may be
-        `jax.ShapeDtypeStruct`s: nothing is computed. `platform` ('cpu', 'cuda', ..) asks about
-        another platform than the default device's.
+    Takes what `dot_product_attention` takes; arrays may be `jax.ShapeDtypeStruct`s, and nothing is
+    computed. The further option `platform` ('cpu', 'cuda', ..) asks about another platform than the
+    default device's.
 
     Raises:
       ValueError, TypeError: as `dot_product_attention` would, for arguments that no implementation
@@ -86,7 +85,7 @@ def _abstract_problem(args: tuple[Any, ...], options: dict[str, Any]) -> Problem
     kept: list[Problem] = []
 
     def trace(args: tuple[Any, ...], arrays: dict[str, Any]) -> Operands:
-        problem = problem_of(*args, **arrays, **static)
+        problem = problem_of(*args, **{**arrays, **static})
         kept.append(problem)
         return problem.operands
 

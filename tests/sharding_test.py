@@ -273,7 +273,7 @@ def test_dropout_in_shard_map_with_global_indices(backend, mesh):
 
 def test_jax_tells_lowerings_their_devices_for_our_primitives():
     """The adapter's marker: without it a sharded lowering does not know its devices."""
-    from jax_ops._primitive import _jax
+    from jax_ops import _jax
 
     primitives = {eqn.primitive.name for eqn in _jax.DEVICE_MARKER.jaxpr.eqns}
     assert primitives == {"custom_partitioning"}

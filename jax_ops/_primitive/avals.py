@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from jax_ops import _jax
 from jax_ops._errors import argument_error
-from jax_ops._primitive import _jax
 from jax_ops._spec import TAIL_RANK, Operands, Sizes, lse_dtype, sizes_of
 
 # Positions of the head axis and of the axes that no sharding may split, behind the lead axes.

@@ -31,7 +31,8 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import Primitive
 from jax.interpreters import ad, batching, mlir
 
-from jax_ops._primitive import _jax, avals, partition, pure
+from jax_ops import _jax
+from jax_ops._primitive import avals, partition, pure
 from jax_ops._spec import DIFFERENTIABLE, EMPTY_TILE, TAIL_RANK, AttentionSpec, Operands
 
 # Names for jax.checkpoint policies: saving both lets the backward pass run without a second
@@ -93,7 +94,9 @@ def _backward(
     spec: AttentionSpec, fields: _Fields, wanted: _Fields, args: Sequence[Any]
 ) -> list[Any]:
     optional = {"want_dbias": "bias", "want_dslopes": "alibi_slopes", "want_dscale": "scale"}
-    wants = {flag: Operands._fields.index(name) in wanted for flag, name in optional.items()}
+    wants: dict[str, Any] = {
+        flag: Operands._fields.index(name) in wanted for flag, name in optional.items()
+    }
     return bwd_p.bind(
         *_jax.align_varying(args),
         spec=dataclasses.replace(spec, **wants),
@@ -180,7 +183,7 @@ def _forward_jvp(
     out, lse = (checkpoint_name(x, n) for x, n in zip((out, lse), CHECKPOINT_NAMES, strict=True))
     moving = _moving_fields(fields, tangents)
     if not moving:
-        return [out, lse], [ad.Zero.from_primal_value(out), ad.Zero.from_primal_value(lse)]
+        return [out, lse], [_jax.zero_tangent(out), _jax.zero_tangent(lse)]
     args = [*primals, out, lse, *_pick(fields, moving, tangents)]
     return [out, lse], _tangent(spec, fields, moving, args)
 
@@ -210,7 +213,7 @@ def _tangent_jvp(
         args = [*primals[:count], *primals[count + 2 :]]
         terms.append(_second(function, fields, through, args, tangents, result))
     if not terms:
-        return result, [ad.Zero.from_primal_value(x) for x in result]
+        return result, [_jax.zero_tangent(x) for x in result]
     return result, _add(terms)
 
 
@@ -239,7 +242,7 @@ def _backward_jvp(
         args = [*primals[:count], *primals[count + 2 :]]
         terms.append(_second(function, fields, through, args, tangents, result))
     if not terms:
-        return result, [ad.Zero.from_primal_value(x) for x in result]
+        return result, [_jax.zero_tangent(x) for x in result]
     return result, _add(terms)
 
 

@@ -13,8 +13,8 @@ from typing import Any
 from jax.extend.core import Primitive
 from jax.interpreters import mlir
 
-from jax_ops import dispatch
-from jax_ops._primitive import _jax, avals, native, pure
+from jax_ops import _jax, dispatch
+from jax_ops._primitive import avals, native, pure
 from jax_ops._spec import AttentionSpec, Gradients, Operands
 from jax_ops._xla import blockwise
 
@@ -35,6 +35,8 @@ def local_function(
     Args:
       kind: 'forward', 'tangent' or 'backward'; the arguments are those of the primitive of that
         name in differentiable.py, all in full lead shape where they look like out or lse.
+      spec: the static options.
+      fields: positions of the operands that are packed.
       chosen: positions of the operands that move (tangent) or whose gradients are wanted.
     """
     count = len(fields)

@@ -283,11 +283,12 @@ class _KvWindow:
     heads: Any
     held: int
 
-    def take(self, x: Any, axis: int) -> Any:
+    def take(self, x: Any, axis: int | None) -> Any:
         return jnp.take(x, self.heads, axis=axis)
 
-    def put(self, x: Any, axis: int) -> Any:
+    def put(self, x: Any, axis: int | None) -> Any:
         """The transpose of `take`."""
+        assert axis is not None, "K and V always have a head axis"
         shape = list(x.shape)
         shape[axis] = self.held
         at = (slice(None),) * axis + (self.heads,)

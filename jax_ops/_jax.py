@@ -8,8 +8,13 @@ from typing import Any
 
 import jax
 from jax.experimental.custom_partitioning import custom_partitioning
-from jax.interpreters import mlir
+from jax.interpreters import ad, mlir
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+
+def setting(name: str) -> Any:
+    """Value of one of JAX's configuration options, in this thread's context."""
+    return getattr(jax.config, name)
 
 
 def varying_axes(aval: Any) -> frozenset:
@@ -38,6 +43,11 @@ def result_aval(like: Any, shape: Sequence[int], dtype: Any, spec: Sequence[Any]
     """An aval with `like`'s mesh and varying axes, of another shape, dtype and partition spec."""
     sharding = NamedSharding(like.sharding.mesh, PartitionSpec(*spec))
     return like.update(shape=tuple(shape), dtype=dtype, weak_type=False, sharding=sharding)
+
+
+def zero_tangent(x: Any) -> ad.Zero:
+    """The symbolic zero tangent of a value."""
+    return ad.Zero(jax.typeof(x).to_tangent_aval())
 
 
 def with_automatic_axes(function: Callable[..., Any], results: Sequence[Any]) -> Callable[..., Any]:
