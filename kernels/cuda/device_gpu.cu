@@ -34,7 +34,8 @@ Status examine(int index, Device* device) {
   }
   if (error != cudaSuccess) return Status::error("attention: %s", cudaGetErrorString(error));
   int bytes = 0;
-  if (cudaError_t e = cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, index);
+  if (cudaError_t e =
+          cudaDeviceGetAttribute(&bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, index);
       e != cudaSuccess) {
     return Status::error("attention: %s", cudaGetErrorString(e));
   }

@@ -187,21 +187,16 @@ inline std::string compare(const Case& c, const Run& r, const RunOptions& option
     return check_accuracy(what, values(data, type), expected, field, sums);
   };
   constexpr DType kF32 = DType::kFloat32;
-  std::string wrong = check(
-      "out", r.out, dtype, [](const Result& x) -> auto& { return x.out; });
+  std::string wrong = check("out", r.out, dtype, [](const Result& x) -> auto& { return x.out; });
   if (wrong.empty()) {
-    wrong = check(
-        "lse", r.lse, kF32, [](const Result& x) -> auto& { return x.lse; });
+    wrong = check("lse", r.lse, kF32, [](const Result& x) -> auto& { return x.lse; });
   }
   if (!options.backward || !wrong.empty()) return wrong;
-  wrong = check(
-      "dq", r.dq, dtype, [](const Result& x) -> auto& { return x.grad.dq; });
+  wrong = check("dq", r.dq, dtype, [](const Result& x) -> auto& { return x.grad.dq; });
   if (!wrong.empty()) return wrong;
-  wrong = check(
-      "dk", r.dk, dtype, [](const Result& x) -> auto& { return x.grad.dk; });
+  wrong = check("dk", r.dk, dtype, [](const Result& x) -> auto& { return x.grad.dk; });
   if (!wrong.empty()) return wrong;
-  wrong = check(
-      "dv", r.dv, dtype, [](const Result& x) -> auto& { return x.grad.dv; });
+  wrong = check("dv", r.dv, dtype, [](const Result& x) -> auto& { return x.grad.dv; });
   if (wrong.empty() && c.problem.bias.data) {
     const Axes& axes = c.options().bias_axes;
     wrong = check(
