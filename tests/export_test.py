@@ -68,6 +68,22 @@ def test_symbolic_batch(backend, b):
     plain.assert_close(got, wanted, backend)
 
 
+def test_symbolic_batch_of_a_split_call():
+    """The workspace of a split call grows with the batch, so it is exported as an expression."""
+    (symbol,) = export.symbolic_shape("b")
+    rng = np.random.default_rng(0)
+    shapes = [(1, 8, 32), (4096, 2, 32), (4096, 2, 32)]
+
+    def decode(q, k, v):
+        return jax_ops.mha(q, k, v, num_splits=8, implementation="cpu")
+
+    exported = export.export(jax.jit(decode), disabled_checks=jax_ops.disabled_export_checks())(
+        *(jax.ShapeDtypeStruct((symbol, *s), np.float32) for s in shapes)
+    )
+    args = [rng.standard_normal((5, *s)).astype(np.float32) for s in shapes]
+    np.testing.assert_array_equal(exported.call(*args), decode(*args))
+
+
 def test_several_platforms():
     """'auto' is resolved for each platform: the CPU kernels there, equal semantics elsewhere."""
     function = jax.jit(jax_ops.dot_product_attention)

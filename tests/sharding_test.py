@@ -275,5 +275,5 @@ def test_jax_tells_lowerings_their_devices_for_our_primitives():
     """The adapter's marker: without it a sharded lowering does not know its devices."""
     from jax_ops import _jax
 
-    primitives = {eqn.primitive.name for eqn in _jax.DEVICE_MARKER.jaxpr.eqns}
+    primitives = {eqn.primitive.name for eqn in _jax.DEVICE_MARKER.eqns}
     assert primitives == {"custom_partitioning"}

@@ -10,6 +10,7 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 
 import jax_ops
+from jax_ops._problem import attend, make_problem
 from tests.cases import plain
 
 Q, K, V, W = plain.inputs()
@@ -181,6 +182,23 @@ def test_vmap_of_lengths_and_masks(backend):
     got = jax.vmap(call)(lengths, masks)
     wanted = np.stack([call(n, m) for n, m in zip(lengths, masks, strict=True)])
     np.testing.assert_allclose(got, wanted, atol=1e-6)
+
+
+def test_vmap_of_block_masks_with_tiles_of_their_own(backend):
+    rng = np.random.default_rng(2)
+    bits = jnp.asarray(rng.integers(0, 2**32, (3, 2, 64, 2)), jnp.uint32)
+    index = jnp.array([[[[0]]], [[[1]]]], jnp.int32)  # one tile for each batch entry
+
+    def call(bits):
+        problem = make_problem(Q, K, V, block_mask=(index, bits), implementation=backend.name)
+        return attend(problem)
+
+    def dense(bits):
+        words = bits[:, :19, :, None] >> jnp.arange(32, dtype=jnp.uint32) & 1
+        mask = words.reshape(2, 1, 19, 64)[..., :23].astype(bool)
+        return jax_ops.dot_product_attention(Q, K, V, mask=mask, implementation=backend.name)
+
+    np.testing.assert_allclose(jax.vmap(call)(bits), jax.vmap(dense)(bits), atol=1e-6)
 
 
 def test_dropout_under_vmap_is_the_loop_over_elements(backend):

@@ -144,6 +144,16 @@ def test_lengths_beyond_the_array_are_clamped():
     np.testing.assert_allclose(big[:, 0, 0, 0], [1, 1], rtol=1e-6)
 
 
+@pytest.mark.parametrize("dtype", [np.uint8, np.uint32, np.int8, np.int32])
+def test_segment_ids_of_any_integer_dtype(dtype):
+    ids = jnp.array([[0, 0, 1, 1, 2, 2, 3]] * 2, dtype)
+    value = np.arange(V.size, dtype=np.float32).reshape(V.shape)
+    options = {"query_segment_ids": ids[:, :5], "key_value_segment_ids": ids}
+    wanted = call(value=value, **{k: x.astype(np.int16) for k, x in options.items()})
+    np.testing.assert_array_equal(call(value=value, **options), wanted)
+    assert np.abs(wanted - call(value=value)).max() > 1
+
+
 def test_inputs_without_a_batch_axis():
     out, lse = call(Q[0], K[0], V[0], return_residual=True)
     assert out.shape == (5, 4, 6)
