@@ -2,8 +2,6 @@
 // Scheduling of a block's fibers and the rendezvous behind every collective.
 #include "kernels/emulator/block.h"
 
-#include <cstdio>
-
 #include "kernels/emulator/warp_ops.h"
 
 namespace attention::emulator {
@@ -17,35 +15,7 @@ constexpr u32 kFullMask = 0xffffffffu;
 // Ends the emulated thread that did something wrong; unwinds its stack up to thread_main.
 struct Failure {};
 
-std::string hex(u32 mask) {
-  char text[16];
-  std::snprintf(text, sizeof(text), "0x%08x", mask);
-  return text;
-}
-
 }  // namespace
-
-const char* name_of(Collective c) {
-  switch (c) {
-    case Collective::kNone:
-      return "nothing";
-    case Collective::kMma:
-      return "mma";
-    case Collective::kLoadMatrices:
-      return "ldmatrix";
-    case Collective::kShuffle:
-      return "a shuffle";
-    case Collective::kBallot:
-      return "a vote";
-    case Collective::kSyncWarp:
-      return "sync_warp";
-    case Collective::kBarrier:
-      return "a barrier";
-    case Collective::kArrive:
-      return "named_arrive";
-  }
-  return "?";
-}
 
 Block::Block(const Program& program, const Options& options, u32 launch)
     : program_(program),
@@ -93,15 +63,6 @@ void Block::start(u64 index) {
     t->group_ends.clear();
     t->fiber.prepare(&Block::thread_main, t.get());
   }
-}
-
-std::string Block::where() const {
-  std::string text = "block (" + std::to_string(coordinates_[0]) + ", " +
-                     std::to_string(coordinates_[1]) + ", " + std::to_string(coordinates_[2]) + ")";
-  if (current_ != nullptr) {
-    text += ", warp " + std::to_string(current_->warp) + ", lane " + std::to_string(current_->lane);
-  }
-  return text;
 }
 
 u32 Block::random() {
@@ -468,37 +429,6 @@ void Block::wait_copies(int pending) {
   me.group_ends.erase(me.group_ends.begin(),
                       me.group_ends.begin() + static_cast<std::ptrdiff_t>(done_groups));
   for (std::size_t& end : me.group_ends) end -= done;
-}
-
-// ---- reports ----
-
-std::string Block::describe_deadlock() const {
-  std::string text = where() + ": deadlock";
-  for (std::size_t i = 0; i < warps_.size(); ++i) {
-    const Warp& w = warps_[i];
-    if (w.exited == kFullMask) continue;
-    text += "; warp " + std::to_string(i) + ": ";
-    if (w.waits_at >= 0) {
-      const Barrier& b = barriers_[w.waits_at];
-      text += "waits at barrier " + std::to_string(w.waits_at) + ", where " +
-              std::to_string(b.arrived) + " of " + std::to_string(b.expected) + " threads arrived";
-    } else {
-      text += "lanes " + hex(w.arrived) + " wait at " + name_of(w.kind);
-      if (w.exited != 0) text += ", lanes " + hex(w.exited) + " have returned";
-    }
-  }
-  return text;
-}
-
-std::string Block::describe_waiting() const {
-  std::string text = "block (" + std::to_string(coordinates_[0]) + ", " +
-                     std::to_string(coordinates_[1]) + ", " + std::to_string(coordinates_[2]) + ")";
-  for (const auto& t : threads_) {
-    if (t->awaited == nullptr) continue;
-    return text + " waits for a counter to become " + std::to_string(t->awaited_value) +
-           ", it is " + std::to_string(__atomic_load_n(t->awaited, __ATOMIC_ACQUIRE));
-  }
-  return text;
 }
 
 }  // namespace attention::emulator

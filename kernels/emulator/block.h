@@ -30,7 +30,9 @@ enum class Collective : u8 {
   kArrive
 };
 
+// For reports.
 const char* name_of(Collective c);
+std::string hex(u32 mask);
 
 // Operands that a lane leaves when it arrives at a collective.
 struct MmaOperands {
