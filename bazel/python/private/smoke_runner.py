@@ -10,7 +10,6 @@ import pathlib
 import subprocess
 import sys
 
-
 # What a row tells, by suite: a time, a peak of memory, or the longest sequence that fits.
 MEASURES = ("median_ms", "peak_mb", "longest_seq")
 
