@@ -5,10 +5,11 @@ With a float64 reference and an unfused baseline of the same precision, each out
 
     |x - ref| <= 2 |baseline - ref| + atol
 
-in two norms. In the maximum norm, atol = 2 max|(ref + 0.3 - 0.3) - ref| evaluated in the output's
-dtype (the rule of flash-attention's tests). For 16-bit outputs of a long sequence that term is as
-large as the outputs themselves, so the Euclidean norm, which decides for rel_err, evaluates the
-shift in float32 and adds only the rounding of the output: a lost block of keys is then caught.
+in the Euclidean norm, the one of rel_err, where atol is the rounding of the output to its dtype and
+of (ref + 0.3 - 0.3) in float32, each twice. In the maximum norm, which finds what is wrong in one
+place only, the limit is twice the rule of flash-attention's tests, 2 max|baseline - ref| +
+2 max|(ref + 0.3 - 0.3) - ref| with the shift in the output's dtype: a maximum over few elements is
+a matter of the draw, and that rule itself belongs to the tests of the kernels.
 """
 
 from __future__ import annotations
@@ -59,7 +60,7 @@ def tolerance(reference: np.ndarray, baseline: np.ndarray, dtype: str) -> Tolera
     largest_shift = float(np.abs(_shifted(reference, dtype) - reference).max(initial=0.0))
     return Tolerance(
         relative=2 * relative_error(baseline, reference) + 2 * (shift + rounding),
-        maximum=2 * float(np.abs(baseline - reference).max(initial=0.0)) + 2 * largest_shift,
+        maximum=4 * float(np.abs(baseline - reference).max(initial=0.0)) + 4 * largest_shift,
     )
 
 

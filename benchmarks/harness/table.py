@@ -31,7 +31,7 @@ def render(rows: list[dict[str, Any]], baselines: dict[str, str], ceilings: dict
     marked = False
     for problem, contenders in _by_problem(pool(rows)).items():
         lines.append("")
-        lines.append(f"{contenders[0].case.suite} {problem}")
+        lines.append(problem)
         baseline = _baseline(contenders, baselines)
         cells = [_COLUMNS]
         for contender in contenders:
@@ -59,7 +59,8 @@ def _legend(ceilings: dict[str, Any]) -> str:
 def _by_problem(pooled: list[Pooled]) -> dict[str, list[Pooled]]:
     problems: dict[str, list[Pooled]] = {}
     for contender in pooled:
-        problems.setdefault(contender.case.problem.label(), []).append(contender)
+        problem = f"{contender.case.suite} {contender.case.problem.label()}"
+        problems.setdefault(problem, []).append(contender)
     order = list(IMPLEMENTATIONS)
     for contenders in problems.values():
         contenders.sort(key=lambda one: order.index(one.impl) if one.impl in order else len(order))

@@ -62,6 +62,22 @@ def test_asynchronous_dispatch_is_waited_for():
     assert row["median_ms"] >= 30
 
 
+def test_wait_returns_when_every_output_is_computed():
+    """A computation long enough that XLA dispatches it asynchronously, with a control."""
+
+    def long(q, k, v):
+        x = jnp.broadcast_to(q.reshape(-1)[:1000], (1000, 1000))
+        return jax.lax.fori_loop(0, 40, lambda _, a: jnp.tanh(a @ a.T), x) + k.sum() + v.sum()
+
+    arrays = inputs.attention_inputs(CASE)[:3]
+    compiled = program.JaxProgram(long, arrays, False, jax.devices("cpu")[0])
+    staged = compiled.stage(arrays)
+    outputs = compiled.run(staged)
+    assert not outputs[0].is_ready(), "the control: dispatch was not asynchronous"
+    compiled.wait(outputs)
+    assert outputs[0].is_ready()
+
+
 class LateProgram:
     """A program whose outputs exist only after `wait`, as on an accelerator's queue."""
 

@@ -197,20 +197,15 @@
     },
   ];
 
-  // The source with the most rows is the one to begin with.
-  const largest = (rows) => {
-    const counts = new Map();
-    for (const row of rows) counts.set(Report.source(row), (counts.get(Report.source(row)) || 0) + 1);
-    return [...counts].sort((a, b) => b[1] - a[1])[0][0];
-  };
-
   const choose = (rows, filters, state) => {
     const choices = [];
     let left = rows;
     for (const key of filters) {
       const filter = FILTERS[key];
-      const values = Report.unique(left.map(filter.get)).sort(Report.byValue);
-      if (!values.includes(state[key])) state[key] = key === 'source' ? largest(left) : values[0];
+      const values = Report.unique(left.map(filter.get));
+      // Sources stay in the order of the files, so that the first file given is shown first.
+      if (key !== 'source') values.sort(Report.byValue);
+      if (!values.includes(state[key])) state[key] = values[0];
       choices.push({key, filter, values});
       left = left.filter((row) => filter.get(row) === state[key]);
     }
