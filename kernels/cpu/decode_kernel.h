@@ -134,10 +134,8 @@ struct DecodeRows {
   template <int kVectors>
   ATTENTION_INLINE void value_strip(const Memory* v, i64 stride, int keys, int column,
                                     const float (&decay)[kRows]) const {
-    F acc[kRows][kVectors];
-    for (int r = 0; r < kRows; ++r)
-      for (int n = 0; n < kVectors; ++n)
-        acc[r][n] = load(o + r * width_o + column + n * kLanes) * set(decay[r]);
+    // A sum of its own for each block of keys: one running sum over all keys would round more.
+    F acc[kRows][kVectors] = {};
     const int left = static_cast<int>(block.problem->dv) - column;
     const bool whole = left >= kVectors * kLanes;
     for (int j = 0; j < keys; ++j, v += stride) {
@@ -153,7 +151,10 @@ struct DecodeRows {
         for (int n = 0; n < kVectors; ++n) acc[r][n] = fma(set(w[r * kKeys]), x[n], acc[r][n]);
     }
     for (int r = 0; r < kRows; ++r)
-      for (int n = 0; n < kVectors; ++n) store(o + r * width_o + column + n * kLanes, acc[r][n]);
+      for (int n = 0; n < kVectors; ++n) {
+        float* sum = o + r * width_o + column + n * kLanes;
+        store(sum, fma(load(sum), set(decay[r]), acc[r][n]));
+      }
   }
 
   // O += P V over the keys that score() weighed.

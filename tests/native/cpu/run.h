@@ -163,22 +163,14 @@ inline std::string compare(const Expected& e, Output* o) {
     if (error.empty())
       error = check_accuracy(what, values(buffer, type, field(e.reference).size()), e, field, sums);
   };
-  check(
-      "out", o->out, dtype, [](auto& r) -> auto& { return r.out; });
-  check(
-      "lse", o->lse, kFloat, [](auto& r) -> auto& { return r.lse; });
-  check(
-      "dq", o->dq, dtype, [](auto& r) -> auto& { return r.grad.dq; });
-  check(
-      "dk", o->dk, dtype, [](auto& r) -> auto& { return r.grad.dk; });
-  check(
-      "dv", o->dv, dtype, [](auto& r) -> auto& { return r.grad.dv; });
-  check(
-      "dbias", o->dbias, kFloat, [](auto& r) -> auto& { return r.grad.dbias; }, true);
-  check(
-      "dslopes", o->dslopes, kFloat, [](auto& r) -> auto& { return r.grad.dslopes_rows; }, true);
-  check(
-      "dscale", o->dscale, kFloat, [](auto& r) -> auto& { return r.grad.dscale_rows; }, true);
+  check("out", o->out, dtype, [](auto& r) -> auto& { return r.out; });
+  check("lse", o->lse, kFloat, [](auto& r) -> auto& { return r.lse; });
+  check("dq", o->dq, dtype, [](auto& r) -> auto& { return r.grad.dq; });
+  check("dk", o->dk, dtype, [](auto& r) -> auto& { return r.grad.dk; });
+  check("dv", o->dv, dtype, [](auto& r) -> auto& { return r.grad.dv; });
+  check("dbias", o->dbias, kFloat, [](auto& r) -> auto& { return r.grad.dbias; }, true);
+  check("dslopes", o->dslopes, kFloat, [](auto& r) -> auto& { return r.grad.dslopes_rows; }, true);
+  check("dscale", o->dscale, kFloat, [](auto& r) -> auto& { return r.grad.dscale_rows; }, true);
   return error;
 }
 
