@@ -71,6 +71,11 @@ Status check_sizes(const char* operation, const Problem& p) {
     return Status::error("attention %s: batch, heads, Lq * group and Lkv must be below 2^30",
                          operation);
   }
+  // The combine and row-terms kernels have a block for 4 rows, and a grid up to 2^31 - 1 blocks.
+  constexpr i64 kMostRows = i64{1} << 32;
+  if (p.batch * p.lq > kMostRows / max_of<i64>(p.hq, 1)) {
+    return Status::error("attention %s: B * Lq * Hq must be at most 2^32", operation);
+  }
   return Status();
 }
 

@@ -153,9 +153,12 @@ TEST(launchers_refuse_what_was_not_planned) {
   f.problem.d = 64;
   f.problem.lkv = i64{1} << 31;
   EXPECT_CONTAINS(cuda::forward(f, nullptr).message(), "2^30");
+  f.problem.lkv = 1;
+  f.problem.batch = f.problem.lq = i64{1} << 17;
+  EXPECT_CONTAINS(cuda::forward(f, nullptr).message(), "at most 2^32");
   BackwardArgs b;
   b.problem = f.problem;
-  b.problem.lkv = 1;
+  b.problem.batch = b.problem.lq = 1;
   EXPECT_CONTAINS(cuda::backward(b, nullptr).message(), "bytes of workspace");
 }
 
