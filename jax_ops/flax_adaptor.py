@@ -96,11 +96,9 @@ def flax_attention_fn(**options: Any) -> Callable[..., jax.Array]:
                     "dropout_batch_indices": np.zeros(batch, np.uint32),
                     "dropout_head_indices": np.zeros(query.shape[-2], np.uint32),
                 }
-        out = dot_product_attention(
-            *(x.astype(dtype).reshape(batch, *x.shape[-3:]) for x in (query, key, value)),
-            **calls,
-            **options,
-        )
+        arrays = (x.astype(dtype).reshape(batch, *x.shape[-3:]) for x in (query, key, value))
+        # Without a residual the result is one array.
+        out: Any = dot_product_attention(*arrays, **{**calls, **options})
         return out.reshape(*lead, *out.shape[1:])
 
     return attention_fn

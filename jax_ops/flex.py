@@ -217,7 +217,7 @@ def _known_values(masks: list[Mask]) -> contextlib.AbstractContextManager[None]:
     return jax.ensure_compile_time_eval()
 
 
-def _terms(x: Any, combination: type) -> tuple[Any, ...]:
+def _terms(x: Any, combination: type[Any]) -> tuple[Any, ...]:
     return x.terms if isinstance(x, combination) else (x,)
 
 

@@ -151,7 +151,7 @@ class TestFlashAttention:
         np.testing.assert_allclose(means(out), [[1.5, 2]])
 
     def test_alibi_alignment(self):
-        """The lse of row 0 of 2 against 3 keys: its distances are 0, 1, 2, or 1, 0, 1 from below."""
+        """The lse of row 0 of 2, 3 keys: its distances are 0, 1, 2, or 1, 0, 1 from below."""
         slopes, expected = (
             np.ones(1, np.float32),
             {"top_left": (0, 1, 2), "bottom_right": (1, 0, 1)},

@@ -318,7 +318,7 @@ def _add_tile(tile: Tile, totals: Gradients, dloads: Gradients) -> Gradients:
     )
 
     def add(total: jax.Array | None, update: jax.Array | None, place: Any) -> jax.Array | None:
-        if total is None:
+        if total is None or update is None:
             return None
         start, shape = [jnp.int32(0)] * total.ndim, list(total.shape)
         for axis, (first, size) in place.items():

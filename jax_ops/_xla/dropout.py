@@ -81,8 +81,8 @@ def keep(
             batch_index[..., None, None, None],
         ),
     )
-    words = jnp.broadcast_arrays(*words)
-    halves = jnp.stack([half for word in words for half in (word & 0xFFFF, word >> 16)], axis=-1)
+    full = jnp.broadcast_arrays(*words)
+    halves = jnp.stack([half for word in full for half in (word & 0xFFFF, word >> 16)], axis=-1)
     values = halves.reshape(*halves.shape[:-2], groups * KEYS_PER_CALL)
     values = jax.lax.dynamic_slice_in_dim(
         values, first_key - first_group * KEYS_PER_CALL, num_keys, axis=-1

@@ -173,7 +173,8 @@ class Tile:
             end = jnp.minimum(end, aligned + min(spec.window_right, widest) + 1)
         begin = jnp.where(row < q_len, begin, kv_len)
         end = jnp.where(row < q_len, end, kv_len)
-        return jnp.broadcast_arrays(begin, end)
+        shape = jnp.broadcast_shapes(begin.shape, end.shape)
+        return jnp.broadcast_to(begin, shape), jnp.broadcast_to(end, shape)
 
     # Mask.
 
@@ -266,8 +267,11 @@ class Tile:
         """Scores before the mask, [*lead, Hkv, G, rows, keys]."""
         spec = self.spec
         s = self.dot("...qhgd,...khd->...hgqk", loads.query, loads.key)
-        scale = spec.scale if loads.scale is None else loads.scale[..., None, None, None, None]
-        s = s * scale
+        if loads.scale is None:
+            assert spec.scale is not None
+            s = s * spec.scale
+        else:
+            s = s * loads.scale[..., None, None, None, None]
         if spec.soft_cap is not None:
             s = spec.soft_cap * jnp.tanh(s / spec.soft_cap)
         if self.mods.score_mod is not None:
