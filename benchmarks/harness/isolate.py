@@ -67,6 +67,10 @@ def run(request: Request, timeout_s: float | None = None) -> dict[str, Any]:
         asked.write_text(json.dumps(request.dump()))
         # The same interpreter and import path as ours: under Bazel that path is the runfiles'.
         environment = dict(os.environ, PYTHONPATH=os.pathsep.join(p for p in sys.path if p))
+        # The worker is alone on its device and its allocator must report its peak: our own choice
+        # of allocator (runner.py) is not for it.
+        environment.pop("XLA_PYTHON_CLIENT_ALLOCATOR", None)
+        environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
         command = [sys.executable, "-m", "benchmarks.harness.worker", str(asked), str(answered)]
         with said.open("wb") as stderr:
             process = subprocess.Popen(

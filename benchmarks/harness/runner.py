@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import logging
+import os
 import sys
 import tempfile
 import time
@@ -256,10 +257,22 @@ def _plausible(context: Context, contender: Contender, row: dict[str, Any]) -> d
     )
 
 
+def _leave_memory_to_workers(suite: str, isolated: bool) -> None:
+    """On a GPU, JAX takes most memory at its start; worker processes then would have none.
+
+    Must run before JAX starts its backend. A user's own setting of these variables wins.
+    """
+    if isolated or suite in ("peak", "max_seq"):
+        os.environ.setdefault("XLA_PYTHON_CLIENT_ALLOCATOR", "platform")
+    if suite == "all":
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+
+
 def run_suite(suite: str) -> int:
     """Measures a suite (or 'all') as the flags say; returns the exit code."""
     try:
         options = flags.read_options()
+        _leave_memory_to_workers(suite, options.isolate)
         import jax
 
         # JAX tells at INFO, on stderr once absl logs there, which accelerators it did not find.

@@ -65,9 +65,9 @@ def test_reference_preset_has_the_rounds_of_the_data(suite, rounds, reference):
 
 
 @pytest.mark.parametrize("preset", presets.PRESETS)
-@pytest.mark.parametrize("backend", ["cpu", "gpu"])
-def test_every_suite_has_cases_in_every_preset(preset, backend):
-    runs = presets.runs_of(preset, "all", backend)
+@pytest.mark.parametrize("platform", ["cpu", "gpu"])
+def test_every_suite_has_cases_in_every_preset(preset, platform):
+    runs = presets.runs_of(preset, "all", platform)
     assert {run.suite for run in runs} == set(schema.SUITES)
     for run in runs:
         groups = suites.groups_of(run)
