@@ -8,6 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import AxisType, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 import jax_ops
 from jax_ops._problem import attend, make_problem
@@ -231,6 +233,24 @@ def test_dropout_head_indices_can_be_mapped(backend):
     got = jax.jit(jax.vmap(call))(heads)
     np.testing.assert_allclose(got, np.stack([call(h) for h in heads]), atol=1e-6)
     assert np.abs(got[0] - got[1]).max() > 0.01
+
+
+def test_sharding_over_batch_and_heads(backend):
+    """What sharding_test.py checks in depth, on this backend."""
+    q, k, v, w = plain.inputs(b=2, hq=4, hkv=1)
+    mesh = jax.make_mesh((2, 2), ("b", "h"), axis_types=(AxisType.Auto,) * 2)
+    heads, shared = (NamedSharding(mesh, P("b", None, h)) for h in ("h", None))
+    shardings = (heads, shared, shared)
+
+    def gradient(attend):
+        return jax.grad(lambda *a: (attend(*a)[0] * w).sum(), (0, 1, 2))
+
+    ours_sharded = jax.jit(gradient(ours(backend)), in_shardings=shardings, out_shardings=shardings)
+    compiled = ours_sharded.lower(q, k, v).compile()
+    assert "all-gather" not in compiled.as_text()
+    assert "all-reduce" in compiled.as_text()  # the gradients of the shared K and V
+    got = compiled(*map(jax.device_put, (q, k, v), shardings))
+    plain.assert_close(got, plain.in_float64(gradient(reference), q, k, v), backend)
 
 
 def test_remat_runs_the_forward_kernel_once_when_names_are_saved(backend):
