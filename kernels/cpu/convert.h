@@ -79,11 +79,14 @@ ATTENTION_INLINE F widen(BFloat16, Half x) { return (F)(__builtin_convertvector(
 ATTENTION_INLINE F widen(Float16, Half x) {
   const U bits = __builtin_convertvector(x, U);
   const I sign = (I)((bits & 0x8000u) << 16);
-  const I magnitude = (I)((bits & 0x7FFFu) << 13);
-  // Moving the exponent by a multiplication makes subnormals right without a special case.
-  const F finite = bits_to_float(magnitude) * set(0x1p112f);
-  const F special = bits_to_float(magnitude | set(0x7F800000));
-  const F value = select(less(magnitude, set(0x0F800000)), finite, special);
+  const I magnitude = (I)(bits & 0x7FFFu);
+  // A subnormal is a small integer times 2^-24. No step of this is subnormal in float32: XLA's
+  // threads flush those to zero.
+  const F subnormal = __builtin_convertvector(magnitude, F) * set(0x1p-24f);
+  const F normal = bits_to_float((magnitude << 13) + set(112 << 23));
+  const F special = bits_to_float((magnitude << 13) | set(0x7F800000));
+  const F finite = select(less(magnitude, set(0x0400)), subnormal, normal);
+  const F value = select(less(magnitude, set(0x7C00)), finite, special);
   return bits_to_float(float_to_bits(value) | sign);
 }
 ATTENTION_INLINE Half truncate_lanes(I x) { return __builtin_convertvector((U)x, Half); }

@@ -59,11 +59,13 @@ inline u16 round_f16(f32 x) {
 inline f32 widen_bf16(u16 bits) { return from_bits(static_cast<u32>(bits) << 16); }
 
 inline f32 widen_f16(u16 bits) {
-  // Scaling by 2^112 moves the exponent bias from 15 to 127 and normalises subnormals on the way.
-  const u32 magnitude = static_cast<u32>(bits & 0x7fffu) << 13;
+  const u32 magnitude = bits & 0x7fffu;
   const u32 sign = static_cast<u32>(bits & 0x8000u) << 16;
-  if (magnitude >= 0x0f800000u) return from_bits(sign | 0x70000000u | magnitude);  // infinity, NaN
-  return from_bits(sign | bits_of(from_bits(magnitude) * from_bits(0x77800000u)));
+  if (magnitude >= 0x7c00u) return from_bits(sign | 0x7f800000u | magnitude << 13);  // inf, NaN
+  if (magnitude >= 0x0400u) return from_bits(sign | ((magnitude << 13) + 0x38000000u));
+  // A subnormal is a small integer times 2^-24. No step of this is subnormal in f32: XLA's threads
+  // flush those to zero.
+  return from_bits(sign | bits_of(static_cast<f32>(magnitude) * from_bits(0x33800000u)));
 }
 
 }  // namespace host
