@@ -134,25 +134,28 @@ inline void mask_segments(const ScoreTile& tile) {
   }
 }
 
-// 1 in every byte of x that is not 0.
-ATTENTION_INLINE u64 nonzero_bytes(u64 x) {
-  const u64 low = 0x7F7F7F7F7F7F7F7Full;
-  return ((((x & low) + low) | x) >> 7) & 0x0101010101010101ull;
-}
+// 16 bytes, one a key.
+typedef u8 KeyBytes __attribute__((vector_size(16)));
 
 // Collects allow bits: byte [g][j] of the tile's scratch has a bit for each of the rows 8g .. 8g
-// + 7. row_bytes(row, j, count) gives 8 bytes, one a key, non-zero where the row sees the key.
+// + 7. row_bytes(row, j, count) gives a byte for each of `count` <= 16 keys, non-zero where the row
+// sees it.
 template <int kVectors, typename RowBytes>
 ATTENTION_INLINE void collect_allow_bits(const ScoreTile& tile, const RowBytes& row_bytes) {
-  constexpr int kRows = kVectors * kLanes;
+  constexpr int kRows = kVectors * kLanes, kGroupRows = kRows < 8 ? kRows : 8;
   const int last = min_of(tile.last, tile.key_end - tile.key0);
-  for (int j = tile.first; j < last; j += 8) {
-    const int count = min_of(8, last - j);
+  for (int j = tile.first; j < last; j += 16) {
+    const int count = min_of(16, last - j);
     for (int g = 0; g < (kRows + 7) / 8; ++g) {
-      u64 bits = 0;
-      for (int r = 0; r < min_of(8, kRows); ++r)
-        bits |= nonzero_bytes(row_bytes(tile.row + 8 * g + r, j, count)) << r;
-      memcpy(tile.allow + g * tile.allow_stride + j, &bits, 8);
+      KeyBytes bits{};
+#pragma GCC unroll 8
+      for (int r = 0; r < kGroupRows; ++r) {
+        KeyBytes bit;
+        memset(&bit, 1 << r, sizeof(bit));
+        bits |= (KeyBytes)(row_bytes(tile.row + 8 * g + r, j, count) != KeyBytes{}) & bit;
+      }
+      // The scratch holds a multiple of 8 keys.
+      memcpy(tile.allow + g * tile.allow_stride + j, &bits, j + 16 <= tile.allow_stride ? 16 : 8);
     }
   }
 }
@@ -177,15 +180,19 @@ template <int kVectors>
 inline void mask_dense(const ScoreTile& tile) {
   const RowBlock& block = *tile.block;
   const ScoreOperand& mask = block.problem->mask;
-  const u8* data = static_cast<const u8*>(mask.data);
+  const u8* rows[kVectors * kLanes];
+  for (int r = 0; r < kVectors * kLanes; ++r)
+    rows[r] = static_cast<const u8*>(mask.data) + mask.offset(block.b, block.head[tile.row + r]) +
+              block.query[tile.row + r] * mask.row_stride + tile.key0 * mask.col_stride;
   collect_allow_bits<kVectors>(tile, [&](int r, int j, int count) {
-    const u8* row = data + mask.offset(block.b, block.head[r]) + block.query[r] * mask.row_stride;
-    if (mask.col_stride == 0) return *row ? ~u64{0} : u64{0};
-    u64 bytes = 0;
-    if (count == 8) {
-      memcpy(&bytes, row + tile.key0 + j, 8);
+    const u8* row = rows[r - tile.row];
+    KeyBytes bytes{};
+    if (mask.col_stride == 0) {
+      memset(&bytes, *row, 16);
+    } else if (count == 16) {
+      memcpy(&bytes, row + j, 16);
     } else {
-      for (int i = 0; i < count; ++i) bytes |= u64{row[tile.key0 + j + i]} << (8 * i);
+      memcpy(&bytes, row + j, static_cast<size_t>(count));
     }
     return bytes;
   });
@@ -197,15 +204,35 @@ template <int kVectors>
 inline void mask_blocks(const ScoreTile& tile) {
   const RowBlock& block = *tile.block;
   const BlockMaskOperand& mask = block.problem->block_mask;
-  collect_allow_bits<kVectors>(tile, [&](int r, int j, int) {
-    const i32 i = block.query[r], key = tile.key0 + j;
-    const i32 state = block_mask_state(mask, block.b, mask.head_stride ? block.head[r] : 0, i, key);
-    if (state < 0) return state == kFullTile ? ~u64{0} : u64{0};
-    const i32 column = key % kMaskTile;
-    const u32 word =
-        mask.bits[(i64{state} * kMaskTile + i % kMaskTile) * (kMaskTile / 32) + column / 32];
-    const u64 byte = word >> (column % 32) & 0xFFu;
-    return (byte * 0x0101010101010101ull) & 0x8040201008040201ull;
+  const i32* rows[kVectors * kLanes];
+  for (int r = 0; r < kVectors * kLanes; ++r)
+    rows[r] = mask.index + mask.batch(block.b) * mask.batch_stride +
+              block.head[tile.row + r] * mask.head_stride +
+              block.query[tile.row + r] / kMaskTile * mask.row_stride;
+  // Full tiles, most of a block mask, need no bits.
+  const i32 first_tile = (tile.key0 + tile.first) / kMaskTile,
+            last_tile = (min_of(tile.key0 + tile.last, tile.key_end) - 1) / kMaskTile;
+  bool full = true;
+  for (int r = 0; r < kVectors * kLanes && full; ++r)
+    for (i32 c = first_tile; c <= last_tile; ++c) full = full && rows[r][c] == kFullTile;
+  if (full) return;
+  collect_allow_bits<kVectors>(tile, [&](int r, int j, int count) {
+    u64 halves[2] = {};
+    for (int n = 0; n < (count > 8 ? 2 : 1); ++n) {
+      const i32 key = tile.key0 + j + 8 * n, column = key % kMaskTile;
+      const i32 state = rows[r - tile.row][key / kMaskTile];
+      u64 byte = state == kFullTile ? 0xFF : 0;
+      if (state >= 0)
+        byte = mask.bits[(i64{state} * kMaskTile + block.query[r] % kMaskTile) * (kMaskTile / 32) +
+                         column / 32] >>
+                   (column % 32) &
+               0xFFu;
+      // One bit to each of eight bytes.
+      halves[n] = (byte * 0x0101010101010101ull) & 0x8040201008040201ull;
+    }
+    KeyBytes bytes;
+    memcpy(&bytes, halves, 16);
+    return bytes;
   });
   mask_by_allow_bits<kVectors>(tile);
 }
