@@ -5,7 +5,8 @@
 
 Everything is compiled as C++17, optimised (-c opt is the only mode in use), as position-independent code, with warnings as
 errors; includes are workspace paths (`#include "kernels/common/problem.h"`). The XLA FFI headers are the dependency
-"@xla_ffi//:headers" (`#include "xla/ffi/api/ffi.h"`). libstdc++ and libgcc are linked statically everywhere.
+"@xla_ffi//:headers" (`#include "xla/ffi/api/ffi.h"`). libstdc++ is linked statically everywhere;
+libgcc_s, the unwinder that every Linux has, is not: its static form would ask for a newer glibc.
 
 cc_library(name, srcs, hdrs, deps, copts, defines, textual_hdrs, alwayslink, ...)
     The usual rule. `copts` come last, so they win. Code that only dlopen reaches (FFI handlers) needs alwayslink = True.
@@ -44,8 +45,6 @@ _COPTS = [
     "-ffp-contract=off",
 ]
 
-_LINKOPTS = ["-static-libgcc"]
-
 def cc_library(name, copts = [], **kwargs):
     """See the head of this file.
 
@@ -62,10 +61,10 @@ def cc_binary(name, copts = [], linkopts = [], **kwargs):
     Args:
       name: the target's name.
       copts: compiler options, after the common ones.
-      linkopts: linker options, after the common ones.
+      linkopts: linker options.
       **kwargs: what the usual rule takes.
     """
-    _cc_binary(name = name, copts = _COPTS + copts, linkopts = _LINKOPTS + linkopts, **kwargs)
+    _cc_binary(name = name, copts = _COPTS + copts, linkopts = linkopts, **kwargs)
 
 def cc_test(name, copts = [], linkopts = [], size = "small", **kwargs):
     """See the head of this file.
@@ -73,11 +72,11 @@ def cc_test(name, copts = [], linkopts = [], size = "small", **kwargs):
     Args:
       name: the target's name.
       copts: compiler options, after the common ones.
-      linkopts: linker options, after the common ones.
+      linkopts: linker options.
       size: Bazel's test size, which sets the time limit.
       **kwargs: what the usual rule takes.
     """
-    _cc_test(name = name, copts = _COPTS + copts, linkopts = _LINKOPTS + linkopts, size = size, **kwargs)
+    _cc_test(name = name, copts = _COPTS + copts, linkopts = linkopts, size = size, **kwargs)
 
 def cc_shared_library_so(name, deps, exports, linkopts = [], **kwargs):
     """See the head of this file.
@@ -86,7 +85,7 @@ def cc_shared_library_so(name, deps, exports, linkopts = [], **kwargs):
       name: the file's name, lib*.so.
       deps: cc_library and cuda_library targets.
       exports: symbols that can be seen from outside.
-      linkopts: linker options, after the common ones.
+      linkopts: linker options.
       **kwargs: visibility and the like.
     """
     if not (name.startswith("lib") and name.endswith(".so")):
@@ -100,7 +99,7 @@ def cc_shared_library_so(name, deps, exports, linkopts = [], **kwargs):
         name = name,
         deps = deps,
         additional_linker_inputs = [script],
-        linkopts = _LINKOPTS + [
+        linkopts = [
             "-Wl,--version-script,$(location %s)" % script,
             "-Wl,-z,defs",
             "-Wl,-z,relro,-z,now",

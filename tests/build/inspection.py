@@ -7,12 +7,12 @@ import re
 import subprocess
 import sys
 
-# What a library may ask the system for: the C library's own parts, which every Linux with glibc
-# has.
+# What a library may ask the system for: the parts of glibc, and GCC's unwinder.
 ALLOWED_LIBRARIES = {
     "ld-linux-x86-64.so.2",
     "libc.so.6",
     "libdl.so.2",
+    "libgcc_s.so.1",
     "libm.so.6",
     "libpthread.so.0",
     "librt.so.1",

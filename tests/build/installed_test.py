@@ -35,11 +35,16 @@ def loss(q, k, v):
     out = jax_ops.dot_product_attention(q, k, v, is_causal=True, implementation="cpu")
     return jnp.sum(jnp.sin(out)), out
 
-(value, out), gradients = jax.jit(jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True))(q, k,
-v) print(json.dumps({ "file": jax_ops.__file__, "version": jax_ops.__version__, "jax":
-jax.__version__, "implementations": sorted(jax_ops.available_implementations()), "out":
-np.asarray(out).ravel()[:64].tolist(), "gradients": [np.asarray(g).ravel()[:64].tolist() for g in
-gradients], }))
+both = jax.value_and_grad(loss, argnums=(0, 1, 2), has_aux=True)
+(value, out), gradients = jax.jit(both)(q, k, v)
+print(json.dumps({
+    "file": jax_ops.__file__,
+    "version": jax_ops.__version__,
+    "jax": jax.__version__,
+    "implementations": [n for n, why in jax_ops.available_implementations().items() if not why],
+    "out": np.asarray(out).ravel()[:64].tolist(),
+    "gradients": [np.asarray(g).ravel()[:64].tolist() for g in gradients],
+}))
 """
 
 
