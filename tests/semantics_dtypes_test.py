@@ -30,7 +30,10 @@ def test_large_logits(backend, dtype, amplitude):
         x.astype(np.float64)[:, :, :2] for x in (problem.query, problem.key)
     ))).max()  # fmt: skip
     assert top > 65504 or amplitude < 100
-    check(problem, backend, case.cotangents())
+    # tf32 is off by tens at scores of 1e5: the softmax of that is noise, whoever computes it.
+    noisy = backend.tf32 and dtype == "float32" and amplitude == 100
+    options = {"precision": "highest"} if noisy else {}
+    check(problem, backend, case.cotangents(), **options)
 
 
 @pytest.mark.parametrize("shift", [-1e30, -1e5, 1e5, 1e30])

@@ -182,8 +182,9 @@ def backward(
     group = hq // hkv
     allowed = problem.allowed()
     row_used = allowed.any(3)
-    dout = _heads_last_to_first(np.asarray(dout)).astype(dtype)
-    dout = rounded(np.where(row_used[..., None], dout, 0))
+    given_dout = _heads_last_to_first(np.asarray(dout)).astype(dtype)
+    given_dout = np.where(row_used[..., None], given_dout, 0)
+    dout = rounded(given_dout)
 
     d_weights = arithmetic.dot(dout, np.swapaxes(f.value, 2, 3))
     if f.keep is not None:
@@ -199,7 +200,7 @@ def backward(
         # Last column first: d_weights sums the same products in the other order, and
         # where one key has all the weight the two would cancel without a rounding error, which no
         # kernel that forms them in different places can do.
-        mean = arithmetic.sum((out * dout)[..., ::-1], keepdims=True)
+        mean = arithmetic.sum((out * given_dout)[..., ::-1], keepdims=True)
     if dlse is not None:
         mean = mean - np.swapaxes(np.asarray(dlse), 1, 2).astype(dtype)[..., None]
     # d(score after cap and bias); d(lse) / d(score) = weights.
