@@ -241,6 +241,23 @@ class TestScoreMod:
         both_modes = jax.jit(jax.hessian(lse))(1.0)
         np.testing.assert_allclose(both_modes, second, rtol=1e-6)
 
+    def test_cotangents_of_empty_rows_are_not_used(self):
+        """Row 0 sees nothing; NaN in its cotangent reaches no gradient."""
+        query, key, value = (np.ones((1, 2, 1, 1), np.float32) for _ in range(3))
+
+        def call(*arrays):
+            return jax_ops.flex_attention(
+                *arrays,
+                score_mod=lambda score, b, h, q_idx, kv_idx: 2 * score,
+                mask_mod=lambda b, h, q_idx, kv_idx: q_idx > 0,
+            )
+
+        _, pullback = jax.vjp(call, query, key, value)
+        gradients = pullback(jnp.array([jnp.nan, 1.0]).reshape(1, 2, 1, 1))
+        expected = ([0, 0], [0, 0], [0.5, 0.5])
+        for got, wanted in zip(gradients, expected, strict=True):
+            np.testing.assert_allclose(np.ravel(got), wanted, atol=1e-7)
+
     def test_memory_of_the_gradient_grows_linearly(self):
         def temporary(length):
             shape = jax.ShapeDtypeStruct((1, length, 2, 64), jnp.float32)
