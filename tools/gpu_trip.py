@@ -214,9 +214,8 @@ def pack(arguments: argparse.Namespace) -> int:
     into = pathlib.Path(workspace, arguments.into)
     into.mkdir(parents=True, exist_ok=True)
     built = pathlib.Path(__file__).parent.parent
-    wheels = list(built.glob("tools/**/*.whl"))
-    libraries = [built / "tests/native/tile" / _CONFORMANCE[1]]
-    libraries += list(built.glob(f"tools/**/{_CONFORMANCE[0]}"))
+    wheels = list(built.glob("jax_ops/wheel/*.whl"))
+    libraries = [built / "tests/native/tile" / name for name in _CONFORMANCE]
     for source in wheels + libraries:
         target = into / source.name
         target.unlink(missing_ok=True)

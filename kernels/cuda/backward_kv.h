@@ -50,8 +50,8 @@ struct BackwardKv {
   static constexpr int kThreads = 32 * kShape.warps;
   static constexpr int kMinBlocks = 1;
   static constexpr int kKeys = 16 * kShape.warps;
-  // The general variant keeps the raw products of the tile beside the two wide accumulators.
-  static constexpr int kQueries = kGeneral && D >= 128 ? 16 : kShape.step;
+  // The general variant keeps the raw products of the tile beside the two accumulators.
+  static constexpr int kQueries = kGeneral ? min_of(kShape.step, D >= 128 ? 16 : 32) : kShape.step;
 
   using KTile = tile::SharedTile<T, kKeys, D>;
   using VTile = tile::SharedTile<T, kKeys, DV>;

@@ -10,7 +10,7 @@ import pytest
 from tests.build import cuda_code, inspection
 
 _FOLDER = pathlib.Path(__file__).parent
-_LIBRARY = _FOLDER / "libattention_cuda.so"
+_LIBRARY = _FOLDER.parent.parent / "kernels/ffi/libattention_cuda.so"
 _TABLE = _FOLDER / "cuda_kernels.json"
 
 _BUCKETS = ["32, 32", "64, 64", "96, 96", "128, 128", "192, 128", "192, 192", "256, 256"]

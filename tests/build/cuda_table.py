@@ -13,7 +13,7 @@ def main() -> None:
     workspace = os.environ.get("BUILD_WORKSPACE_DIRECTORY")
     if workspace is None:
         sys.exit("cuda_table: run it with `bazel run //tests/build:cuda_table`")
-    library = pathlib.Path(__file__).parent / "libattention_cuda.so"
+    library = pathlib.Path(__file__).parent.parent.parent / "kernels/ffi/libattention_cuda.so"
     table = cuda_code.kernels(library, inspection.cuobjdump())
     path = pathlib.Path(workspace, "tests/build/cuda_kernels.json")
     path.write_text(cuda_code.to_text(table))
