@@ -8,10 +8,27 @@
 
 namespace attention::cpu::ATTENTION_CPU_ISA {
 
+// Where P or dS of a block lies for the sums over rows: the tile of [key][lanes / kDepth] elements
+// that begins at `base` + row * block_k, or in the upper half of the room that floats would take
+// there.
+template <typename Format>
+struct RowWeights {
+  const typename Format::Element* base;
+  bool upper_half;
+
+  template <int kLd>
+  ATTENTION_INLINE const typename Format::Element* tile(int row, int block_k) const {
+    return base + i64{row} * block_k + (upper_half ? kLd / 2 * block_k : 0);
+  }
+};
+
 // acc[key][c] += sum_row weight[tile][key][lane] * rows[row][c] for all row tiles of the block:
 // dV from P and dO, dK from dS and Q. `width`: padded head dimension, a multiple of 16.
-inline void accumulate_keys(const GradientState& state, const float* weight, const float* rows,
-                            int padded_keys, int width, float* acc_rows) {
+template <typename Format>
+inline void accumulate_keys(const GradientState<Format>& state, const RowWeights<Format>& weights,
+                            const typename Format::Element* rows, int padded_keys, int width,
+                            float* acc_rows) {
+  constexpr int kDepth = Format::kDepth;
   const RowBlock& block = state.block;
   const auto strip = [&](int column, auto vectors) {
     constexpr int kVectors = decltype(vectors)::value;
@@ -23,8 +40,9 @@ inline void accumulate_keys(const GradientState& state, const float* weight, con
         constexpr int kLd = decltype(row_vectors)::value * kLanes;
         if (m + kRows <= block.tile_first[row] || m >= block.tile_last[row]) return;
         any = true;
-        accumulate<kRows, kVectors, kLd, 1, kPitch>(weight + i64{row} * state.block_k + m * kLd,
-                                                    rows + row * kPitch + column, kLd, acc);
+        accumulate<Format, kRows, kVectors, kLd / kDepth, 1, kPitch>(
+            weights.template tile<kLd>(row, state.block_k) + m * kLd / kDepth,
+            rows + row / kDepth * kPitch + column, kLd / kDepth, acc);
       });
       if (!any) return;
 #pragma GCC unroll 16
@@ -43,9 +61,10 @@ inline void accumulate_keys(const GradientState& state, const float* weight, con
 
 // Register tiles of accumulate_keys may reach over the ends of a row tile's interval: what lies
 // there must count as 0.
-template <int kVectors>
+template <typename Format, int kVectors>
 inline void clear_around(float* tile, Range range, int padded_keys) {
   if constexpr (kTileRows != kRowStep) {
+    static_assert(Format::kDepth == 1, "the ends of an interval are floats");
     constexpr int kLd = kVectors * kLanes;
     const int before = max_of(range.begin - (kTileRows - 1), 0);
     const int after = min_of(range.end + kTileRows - 1, padded_keys);
@@ -91,39 +110,52 @@ inline void reduce_splits(const BackwardArgs& args, const Plan& plan, const floa
 }
 
 // dQ of the block, and the per-row results.
-template <int kVectors>
-inline void finish_rows(const GradientState& state, const float* dq_t, int row) {
+template <typename Format, int kVectors>
+inline void finish_rows(const GradientState<Format>& state, const float* dq_t, int row) {
   constexpr int kLd = kVectors * kLanes;
   const RowBlock& block = state.block;
   const BackwardArgs& args = *state.args;
-  F factor[kVectors], dscale[kVectors];
-  for (int n = 0; n < kVectors; ++n) {
-    factor[n] = set(block.scale);
-    dscale[n] = zero();
-  }
+  F factor[kVectors];
+  for (int n = 0; n < kVectors; ++n) factor[n] = set(block.scale);
   unpack_lanes<kVectors>(block, dq_t, factor, state.d, row, args.dq);
   const int rows = min_of(kLd, block.rows - row);
-  if (args.dscale_rows) {
-    // sum_j dS_j (q . k_j) = q . sum_j dS_j k_j, which is dq before the scale.
-    const float* q_t = state.q_t + i64{row} * state.stride_q;
-    for (int c = 0; c < state.d; ++c)
-      for (int n = 0; n < kVectors; ++n)
-        dscale[n] =
-            fma(load(q_t + c * kLd + n * kLanes), load(dq_t + c * kLd + n * kLanes), dscale[n]);
-    float lanes[kLd];
-    for (int n = 0; n < kVectors; ++n) store(lanes + n * kLanes, dscale[n]);
-    for (int r = 0; r < rows; ++r) args.dscale_rows[block.index_of(row + r)] = lanes[r];
-  }
+  if (args.dscale_rows)
+    for (int r = 0; r < rows; ++r)
+      args.dscale_rows[block.index_of(row + r)] = block.dscale[row + r];
   if (args.dslopes_rows)
     for (int r = 0; r < rows; ++r)
       args.dslopes_rows[block.index_of(row + r)] = block.dslope[row + r];
 }
 
-inline void backward(const BackwardTask& task) {
+// Rounds P and dS of one tile, keys `range`, to the elements that sum over rows. Both go to the
+// tile's part of s, which the floats of P filled before: P in place, into the lower half, dS into
+// the upper one. The floats of dS stay.
+template <typename Format, int kVectors>
+inline void round_rows(float* s, float* ds, Range range, int block_k) {
+  if constexpr (Format::kDepth == 2) {
+    constexpr int kLd = kVectors * kLanes;
+    const auto by_row = [](const float* tile, int j, u32* dst) {
+      const float* x = tile + j * kLd;
+      if constexpr (kVectors == 2) {
+        store(dst + j * kLd / 2, Format::join(load(x), load(x + kLanes)));
+      } else {
+        store_half(reinterpret_cast<u16*>(dst + j * kLd / 2), narrow(BFloat16{}, load(x)));
+      }
+    };
+    u32* pairs = reinterpret_cast<u32*>(s);
+    for (int j = range.begin; j < range.end; ++j) by_row(s, j, pairs);
+    for (int j = range.begin; j < range.end; ++j) by_row(ds, j, pairs + kLd / 2 * block_k);
+  }
+}
+
+template <typename Format>
+inline void backward_blocks(const BackwardTask& task) {
+  using Element = typename Format::Element;
+  using Weights = RowWeights<Format>;
   const BackwardArgs& args = *task.args;
   const Problem& p = args.problem;
   const Plan& plan = *task.plan;
-  GradientState state = make_gradient_state(args, plan, task.scratch);
+  GradientState<Format> state = make_gradient_state<Format>(args, plan, task.scratch);
   RowBlock& block = state.block;
   float* dq_t_all = reinterpret_cast<float*>(task.scratch + plan.scratch.o_t);
   const int width_k = round_up(state.d, 16), width_v = round_up(state.dv, 16);
@@ -140,9 +172,9 @@ inline void backward(const BackwardTask& task) {
                       queries, task.scratch + plan.scratch.rows, plan.padded_rows);
     fill_rows(block);
     load_rows(state);
-    for (int r = 0; r < block.padded; ++r) block.dslope[r] = 0.f;
+    for (int r = 0; r < block.padded; ++r) block.dslope[r] = block.dscale[r] = 0.f;
     memset(dq_t_all, 0,
-           sizeof(float) * static_cast<size_t>(block.padded) * static_cast<size_t>(state.stride_q));
+           sizeof(float) * static_cast<size_t>(block.padded) * static_cast<size_t>(width_k));
 
     const Range keys = keys_of_rows(block.mask, {q0, q0 + queries});
     for (i32 key0 = keys.begin / plan.block_k * plan.block_k; key0 < keys.end;
@@ -152,33 +184,49 @@ inline void backward(const BackwardTask& task) {
       if (block_mask_hides(block, 0, block.rows, {begin, begin + count})) continue;
       const i32 padded = round_up(count, 8);
       pack_keys(block, p.k, p.k_batch, state.d, begin, count, padded, state.k);
+      pack_by_row(state.k, padded, state.d);
       pack_keys(block, p.v, p.v_batch, state.dv, begin, count, padded, state.v);
       for_each_row_tile(block.rows, [&](int row, auto vectors) {
         constexpr int kVectors = decltype(vectors)::value;
-        const Range range = gradient_tile<kVectors>(state, row, begin, count);
+        const Range range = gradient_tile<Format, kVectors>(state, row, begin, count);
         block.tile_first[row] = range.begin;
         block.tile_last[row] = range.end;
         if (range.empty()) return;
-        chain_options<kVectors>(state, row, begin, range);
+        chain_options<Format, kVectors>(state, row, begin, range);
         float* s = state.s + i64{row} * state.block_k;
         float* ds = state.ds + i64{row} * state.block_k;
         F keep[kVectors];
         for (int n = 0; n < kVectors; ++n) keep[n] = set(1.f);
-        value_product<kVectors>(state.k + range.begin * kPitch, range.end - range.begin, dims,
-                                ds + range.begin * kVectors * kLanes, keep,
-                                dq_t_all + i64{row} * state.stride_q);
-        clear_around<kVectors>(s, range, padded);
-        clear_around<kVectors>(ds, range, padded);
+        round_rows<Format, kVectors>(s, ds, range, state.block_k);
+        value_product<Format, kVectors>(
+            state.k.by_row + range.begin / Format::kDepth * kPitch, range.end - range.begin, dims,
+            weights_by_key<Format, kVectors>(ds, range.begin, range.end), keep,
+            dq_t_all + i64{row} * width_k);
+        clear_around<Format, kVectors>(s, range, padded);
+        clear_around<Format, kVectors>(ds, range, padded);
       });
-      accumulate_keys(state, state.s, state.d_out, padded, width_v, task.dv + i64{begin} * width_v);
-      accumulate_keys(state, state.ds, state.q, padded, width_k, task.dk + i64{begin} * width_k);
+      const Weights p_by_row{reinterpret_cast<Element*>(state.s), false};
+      const Weights ds_by_row = Format::kDepth == 1
+                                    ? Weights{reinterpret_cast<Element*>(state.ds), false}
+                                    : Weights{reinterpret_cast<Element*>(state.s), true};
+      accumulate_keys<Format>(state, p_by_row, state.d_out.by_row, padded, width_v,
+                              task.dv + i64{begin} * width_v);
+      accumulate_keys<Format>(state, ds_by_row, state.q.by_row, padded, width_k,
+                              task.dk + i64{begin} * width_k);
     }
     for_each_row_tile(block.rows, [&](int row, auto vectors) {
-      finish_rows<vectors.value>(state, dq_t_all + i64{row} * state.stride_q, row);
+      finish_rows<Format, vectors.value>(state, dq_t_all + i64{row} * width_k, row);
     });
   }
   if (plan.num_splits == 1)
     write_key_gradients(args, task.dk, 0, 1, task.b, task.kv_head, 0, static_cast<i32>(p.lkv));
+}
+
+inline void backward(const BackwardTask& task) {
+#if defined(__AVX512BF16__)
+  if (task.args->problem.dtype == DType::kBFloat16) return backward_blocks<Pairs>(task);
+#endif
+  backward_blocks<Singles>(task);
 }
 
 }  // namespace attention::cpu::ATTENTION_CPU_ISA

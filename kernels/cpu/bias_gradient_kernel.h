@@ -9,7 +9,9 @@
 
 namespace attention::cpu::ATTENTION_CPU_ISA {
 
-inline void bias_gradient(const BackwardArgs& args, const Plan& plan, i64 index, char* scratch) {
+template <typename Format>
+inline void bias_gradient_block(const BackwardArgs& args, const Plan& plan, i64 index,
+                                char* scratch) {
   const Problem& p = args.problem;
   const ScoreOperand& bias = p.bias;
   const BiasBlocks blocks = bias_blocks(p, plan);
@@ -20,7 +22,7 @@ inline void bias_gradient(const BackwardArgs& args, const Plan& plan, i64 index,
   const i32 lq = static_cast<i32>(p.lq), lkv = static_cast<i32>(p.lkv);
   const i32 group = static_cast<i32>(p.group());
 
-  GradientState state = make_gradient_state(args, plan, scratch);
+  GradientState<Format> state = make_gradient_state<Format>(args, plan, scratch);
   RowBlock& block = state.block;
   float* acc = reinterpret_cast<float*>(scratch + plan.scratch.dbias);
   memset(acc, 0, sizeof(float) * static_cast<size_t>(i64{plan.padded_rows} * plan.block_k));
@@ -52,7 +54,7 @@ inline void bias_gradient(const BackwardArgs& args, const Plan& plan, i64 index,
           for_each_row_tile(block.tiled, [&](int row, auto vectors) {
             constexpr int kVectors = decltype(vectors)::value;
             constexpr int kLd = kVectors * kLanes;
-            const Range range = gradient_tile<kVectors>(state, row, begin, count);
+            const Range range = gradient_tile<Format, kVectors>(state, row, begin, count);
             const i64 tile = i64{row} * state.block_k;
             for (int at = range.begin * kLd; at < range.end * kLd; at += kLanes)
               store(acc + tile + at, load(acc + tile + at) + load(state.ds + tile + at));
@@ -84,6 +86,14 @@ inline void bias_gradient(const BackwardArgs& args, const Plan& plan, i64 index,
     float* row = result + (q_first + r) * bias.row_stride + k_first * bias.col_stride;
     for (int j = 0; j < keys; ++j) row[j * bias.col_stride] = entry(r, j);
   }
+}
+
+inline void bias_gradient(const BackwardArgs& args, const Plan& plan, i64 index, char* scratch) {
+#if defined(__AVX512BF16__)
+  if (args.problem.dtype == DType::kBFloat16)
+    return bias_gradient_block<Pairs>(args, plan, index, scratch);
+#endif
+  bias_gradient_block<Singles>(args, plan, index, scratch);
 }
 
 }  // namespace attention::cpu::ATTENTION_CPU_ISA

@@ -11,19 +11,22 @@
 namespace attention::cpu::ATTENTION_CPU_ISA {
 
 // Where the packed block and the row block of one task lie.
+template <typename Format>
 struct ForwardState {
   const Problem* problem;
   RowBlock block;
-  float *k, *v, *q_t, *o_t, *s;
+  Panel<Format> k, v;
+  typename Format::Element* q_t;  // [tile][d / kDepth][lanes]
+  float *o_t, *s;
   u8* allow;
   int block_k, d, dv;
   int dims_v;              // dv rounded up to kRowStep
-  int stride_q, stride_o;  // floats of one row in lanes: padded head dimensions
+  int stride_q, stride_o;  // elements of one row in lanes: padded head dimensions
 };
 
 // One tile of rows against keys [key0, key0 + keys) of the packed block.
-template <int kVectors>
-inline void forward_tile(ForwardState& state, int row, i32 key0, int keys) {
+template <typename Format, int kVectors>
+inline void forward_tile(ForwardState<Format>& state, int row, i32 key0, int keys) {
   constexpr int kLd = kVectors * kLanes;
   RowBlock& block = state.block;
   const TileRange range = range_of_rows(block, row, kLd);
@@ -33,10 +36,10 @@ inline void forward_tile(ForwardState& state, int row, i32 key0, int keys) {
   if (block_mask_hides(block, row, real_rows, {low, high})) return;
   const int first = (low - key0) / 8 * 8, last = round_up(high - key0, kRowStep);
 
-  const float* q_t = state.q_t + i64{row} * state.stride_q;
+  const typename Format::Element* q_t = state.q_t + i64{row} * state.stride_q;
   float* o_t = state.o_t + i64{row} * state.stride_o;
-  score_product<kVectors>(state.k + first * kPitch, last - first, state.d, q_t, block.scale,
-                          state.s + first * kLd);
+  score_product<Format, kVectors>(state.k.by_d + first * Panel<Format>::kRowPitch, last - first,
+                                  state.d, q_t, block.scale, state.s + first * kLd);
   const ScoreTile tile{&block, row,     key0,        key0 + keys,  first,
                        last,   state.s, state.allow, state.block_k};
   apply_options<kVectors>(tile, range.all, nullptr);
@@ -68,13 +71,14 @@ inline void forward_tile(ForwardState& state, int row, i32 key0, int keys) {
     store(block.maximum + row + n * kLanes, maximum[n]);
   }
   if (state.problem->dropout.threshold != 0) apply_dropout<kVectors>(tile);
-  value_product<kVectors>(state.v + first * kPitch, last - first, state.dims_v,
-                          state.s + first * kLd, decay, o_t);
+  const typename Format::Element* weights = weights_by_key<Format, kVectors>(state.s, first, last);
+  value_product<Format, kVectors>(state.v.by_row + first / Format::kDepth * kPitch, last - first,
+                                  state.dims_v, weights, decay, o_t);
 }
 
 // Normalises a tile and writes it: to out and lse, or to this split's partial result.
-template <int kVectors>
-inline void finish_tile(ForwardState& state, const ForwardTask& task, int row) {
+template <typename Format, int kVectors>
+inline void finish_tile(ForwardState<Format>& state, const ForwardTask& task, int row) {
   constexpr int kLd = kVectors * kLanes;
   const RowBlock& block = state.block;
   const float* o_t = state.o_t + i64{row} * state.stride_o;
@@ -110,21 +114,22 @@ inline void finish_tile(ForwardState& state, const ForwardTask& task, int row) {
   }
 }
 
-inline void forward_tiled(const ForwardTask& task) {
+template <typename Format>
+inline void forward_blocks(const ForwardTask& task) {
   const Problem& p = task.args->problem;
   const Plan& plan = *task.plan;
   const Scratch& at = plan.scratch;
-  ForwardState state;
+  ForwardState<Format> state;
   state.problem = &p;
   state.block_k = plan.block_k;
   state.d = static_cast<int>(p.d);
   state.dv = static_cast<int>(p.dv);
   state.dims_v = round_up(state.dv, kRowStep);
-  state.stride_q = round_up(state.d, 16);
+  state.stride_q = lane_stride<Format>(state.d);
   state.stride_o = round_up(state.dv, 16);
-  state.k = reinterpret_cast<float*>(task.scratch + at.k);
-  state.v = reinterpret_cast<float*>(task.scratch + at.v);
-  state.q_t = reinterpret_cast<float*>(task.scratch + at.q_t);
+  state.k = {task.scratch + at.k, plan.block_k};
+  state.v = {task.scratch + at.v, plan.block_k};
+  state.q_t = reinterpret_cast<typename Format::Element*>(task.scratch + at.q_t);
   state.o_t = reinterpret_cast<float*>(task.scratch + at.o_t);
   state.s = reinterpret_cast<float*>(task.scratch + at.s);
   state.allow = reinterpret_cast<u8*>(task.scratch + at.allow);
@@ -141,8 +146,8 @@ inline void forward_tiled(const ForwardTask& task) {
     block.sum[r] = 0.f;
   }
   for_each_row_tile(block.rows, [&](int row, auto vectors) {
-    pack_lanes<vectors.value>(block, p.q, p.q_batch(task.b), state.d, row,
-                              state.q_t + i64{row} * state.stride_q);
+    pack_lanes<Format, vectors.value>(block, p.q, p.q_batch(task.b), state.d, row,
+                                      state.q_t + i64{row} * state.stride_q);
     memset(state.o_t + i64{row} * state.stride_o, 0,
            sizeof(float) * static_cast<size_t>(state.stride_o * vectors.value * kLanes));
   });
@@ -162,12 +167,21 @@ inline void forward_tiled(const ForwardTask& task) {
     const i32 padded = round_up(count, 8);
     pack_keys(block, p.k, p.k_batch, state.d, begin, count, padded, state.k);
     pack_keys(block, p.v, p.v_batch, state.dv, begin, count, padded, state.v);
+    pack_by_row(state.v, padded, state.dv);
     for_each_row_tile(block.rows, [&](int row, auto vectors) {
-      forward_tile<vectors.value>(state, row, begin, count);
+      forward_tile<Format, vectors.value>(state, row, begin, count);
     });
   }
-  for_each_row_tile(block.rows,
-                    [&](int row, auto vectors) { finish_tile<vectors.value>(state, task, row); });
+  for_each_row_tile(block.rows, [&](int row, auto vectors) {
+    finish_tile<Format, vectors.value>(state, task, row);
+  });
+}
+
+inline void forward_tiled(const ForwardTask& task) {
+#if defined(__AVX512BF16__)
+  if (task.args->problem.dtype == DType::kBFloat16) return forward_blocks<Pairs>(task);
+#endif
+  forward_blocks<Singles>(task);
 }
 
 // out and lse of one block of rows from the partial results of its splits, in the order of splits.

@@ -12,33 +12,37 @@
 
 namespace attention::cpu::ATTENTION_CPU_ISA {
 
+template <typename Format>
 struct GradientState {
+  using Element = typename Format::Element;
   const BackwardArgs* args;
   const Problem* problem;
   RowBlock block;
-  float *k, *v;       // packed block of keys
-  float *q_t, *do_t;  // [tile][d][lanes]
-  float *q, *d_out;   // [row][kPitch]
-  float *s, *ds;      // [tile][key][lanes]: P and dS
-  float* cap;         // [key][lanes] of the current tile
+  Panel<Format> k, v;      // packed block of keys
+  Panel<Format> q, d_out;  // packed block of rows
+  Element *q_t, *do_t;     // [tile][d / kDepth][lanes]
+  float *s, *ds;           // [tile][key][lanes]: P and dS
+  float* cap;              // [key][lanes] of the current tile
   u8* allow;
   int block_k, d, dv;
-  int stride_q, stride_o;  // floats of one row in lanes
+  int stride_q, stride_o;  // elements of one row in lanes
 };
 
-inline GradientState make_gradient_state(const BackwardArgs& args, const Plan& plan,
-                                         char* scratch) {
+template <typename Format>
+inline GradientState<Format> make_gradient_state(const BackwardArgs& args, const Plan& plan,
+                                                 char* scratch) {
   const Scratch& at = plan.scratch;
   const auto floats = [&](i64 offset) { return reinterpret_cast<float*>(scratch + offset); };
-  GradientState state;
+  using Element = typename Format::Element;
+  GradientState<Format> state;
   state.args = &args;
   state.problem = &args.problem;
-  state.k = floats(at.k);
-  state.v = floats(at.v);
-  state.q_t = floats(at.q_t);
-  state.do_t = floats(at.do_t);
-  state.q = floats(at.q);
-  state.d_out = floats(at.d_out);
+  state.k = {scratch + at.k, plan.block_k};
+  state.v = {scratch + at.v, plan.block_k};
+  state.q = {scratch + at.q, plan.padded_rows};
+  state.d_out = {scratch + at.d_out, plan.padded_rows};
+  state.q_t = reinterpret_cast<Element*>(scratch + at.q_t);
+  state.do_t = reinterpret_cast<Element*>(scratch + at.do_t);
   state.s = floats(at.s);
   state.ds = floats(at.ds);
   state.cap = args.problem.soft_cap != 0.f ? floats(at.cap) : nullptr;
@@ -46,36 +50,37 @@ inline GradientState make_gradient_state(const BackwardArgs& args, const Plan& p
   state.block_k = plan.block_k;
   state.d = static_cast<int>(args.problem.d);
   state.dv = static_cast<int>(args.problem.dv);
-  state.stride_q = round_up(state.d, 16);
-  state.stride_o = round_up(state.dv, 16);
+  state.stride_q = lane_stride<Format>(state.d);
+  state.stride_o = lane_stride<Format>(state.dv);
   return state;
 }
 
 // delta[lane] = sum_d dO * O. The sum runs in the order of V dO^T, so that a row that sees a
 // single key, whose O is that V, gets exactly dP - delta = 0.
-template <int kVectors>
-inline void compute_delta(GradientState& state, int row) {
-  constexpr int kLd = kVectors * kLanes;
+template <typename Format, int kVectors>
+inline void compute_delta(GradientState<Format>& state, int row) {
+  constexpr int kLd = kVectors * kLanes, kStep = kLanes * Format::kDepth;
   RowBlock& block = state.block;
   const BackwardArgs& args = *state.args;
-  const float* do_t = state.do_t + i64{row} * state.stride_o;
-  with_type(state.problem->dtype, [&](auto tag) {
+  const typename Format::Element* do_t = state.do_t + i64{row} * state.stride_o;
+  Format::with_operand_type(state.problem->dtype, [&](auto tag) {
     using Memory = typename decltype(tag)::Memory;
     const Memory* out = static_cast<const Memory*>(args.out);
     for (int n = 0; n < kVectors; ++n) {
       const int first = row + n * kLanes;
       F sum = zero();
-      for (int c = 0; c < state.dv; c += kLanes) {
+      for (int c = 0; c < state.dv; c += kStep) {
         F tile[kLanes];
         for (int lane = 0; lane < kLanes; ++lane) {
           const int r = first + lane;
           tile[lane] = r < block.rows
-                           ? load_upto(tag, out + block.index_of(r) * state.dv + c, state.dv - c)
+                           ? Format::pack(tag, out + block.index_of(r) * state.dv + c, state.dv - c)
                            : zero();
         }
         transpose(tile);
-        for (int i = 0; i < min_of(kLanes, state.dv - c); ++i)
-          sum = fma(tile[i], load(do_t + (c + i) * kLd + n * kLanes), sum);
+        const int at = c / Format::kDepth;
+        for (int i = 0; i < min_of(kLanes, ceil_div(state.dv, Format::kDepth) - at); ++i)
+          sum = Format::multiply_add(tile[i], load(do_t + (at + i) * kLd + n * kLanes), sum);
       }
       store(block.delta + first, sum);
     }
@@ -88,18 +93,19 @@ inline void compute_delta(GradientState& state, int row) {
 }
 
 // Packs Q and dO of the block, as rows and with rows in lanes, and computes lse and delta.
-inline void load_rows(GradientState& state) {
+template <typename Format>
+inline void load_rows(GradientState<Format>& state) {
+  using Element = typename Format::Element;
   RowBlock& block = state.block;
   const Problem& p = *state.problem;
   const BackwardArgs& args = *state.args;
-  const int width_q = round_up(state.d, kLanes), width_o = round_up(state.dv, kLanes);
-  with_type(p.dtype, [&](auto tag) {
+  Format::with_operand_type(p.dtype, [&](auto tag) {
     using Memory = typename decltype(tag)::Memory;
     const Memory* q = static_cast<const Memory*>(p.q) + p.q_batch(block.b) * p.lq * p.hq * p.d;
     const Memory* d_out = static_cast<const Memory*>(args.dout);
     for (int r = 0; r < block.padded; ++r) {
-      float* q_row = state.q + r * kPitch;
-      float* do_row = state.d_out + r * kPitch;
+      Element* q_row = state.q.by_d + r * Panel<Format>::kRowPitch;
+      Element* do_row = state.d_out.by_d + r * Panel<Format>::kRowPitch;
       const i64 index = r < block.rows ? block.index_of(r) : 0;
       const bool used = r < block.rows && block.query_of(r) < block.mask.q_len &&
                         args.lse[index] != -__builtin_inff();
@@ -107,31 +113,32 @@ inline void load_rows(GradientState& state) {
       // its q, dout and dlse hold.
       block.lse[r] = used ? args.lse[index] : __builtin_inff();
       if (!used) {
-        zero_rows(q_row, 0, 1, width_q);
-        zero_rows(do_row, 0, 1, width_o);
+        zero_rows<Format>(q_row, 0, 1, state.d);
+        zero_rows<Format>(do_row, 0, 1, state.dv);
         continue;
       }
       const i64 row_in_batch = i64{block.query_of(r)} * p.hq + block.head_of(r);
-      for (int c = 0; c < state.d; c += kLanes)
-        store(q_row + c, load_upto(tag, q + row_in_batch * p.d + c, state.d - c));
-      for (int c = 0; c < state.dv; c += kLanes)
-        store(do_row + c, load_upto(tag, d_out + index * p.dv + c, state.dv - c));
+      pack_rows<Format>(tag, q + row_in_batch * p.d, 0, 1, state.d, q_row);
+      pack_rows<Format>(tag, d_out + index * p.dv, 0, 1, state.dv, do_row);
     }
   });
+  pack_by_row(state.q, block.padded, state.d);
+  pack_by_row(state.d_out, block.padded, state.dv);
   for_each_row_tile(block.tiled, [&](int row, auto vectors) {
-    rows_to_lanes<vectors.value>(state.q + row * kPitch, state.d,
-                                 state.q_t + i64{row} * state.stride_q);
-    rows_to_lanes<vectors.value>(state.d_out + row * kPitch, state.dv,
-                                 state.do_t + i64{row} * state.stride_o);
-    compute_delta<vectors.value>(state, row);
+    const int at = row * Panel<Format>::kRowPitch;
+    rows_to_lanes<Format, vectors.value>(state.q.by_d + at, state.d,
+                                         state.q_t + i64{row} * state.stride_q);
+    rows_to_lanes<Format, vectors.value>(state.d_out.by_d + at, state.dv,
+                                         state.do_t + i64{row} * state.stride_o);
+    compute_delta<Format, vectors.value>(state, row);
   });
 }
 
 // Fills P (after dropout) and dS with respect to the biased scores for one tile of rows against
 // keys [key0, key0 + keys) of the packed block. Returns the computed interval of the block, empty
 // where the tile sees none of it.
-template <int kVectors>
-inline Range gradient_tile(GradientState& state, int row, i32 key0, int keys) {
+template <typename Format, int kVectors>
+inline Range gradient_tile(GradientState<Format>& state, int row, i32 key0, int keys) {
   constexpr int kLd = kVectors * kLanes;
   const RowBlock& block = state.block;
   const Problem& p = *state.problem;
@@ -143,12 +150,14 @@ inline Range gradient_tile(GradientState& state, int row, i32 key0, int keys) {
 
   float* s = state.s + i64{row} * state.block_k;
   float* ds = state.ds + i64{row} * state.block_k;
-  score_product<kVectors>(state.k + first * kPitch, last - first, state.d,
-                          state.q_t + i64{row} * state.stride_q, block.scale, s + first * kLd);
+  constexpr int kRowPitch = Panel<Format>::kRowPitch;
+  score_product<Format, kVectors>(state.k.by_d + first * kRowPitch, last - first, state.d,
+                                  state.q_t + i64{row} * state.stride_q, block.scale,
+                                  s + first * kLd);
   const ScoreTile tile{&block, row, key0, key0 + keys, first, last, s, state.allow, state.block_k};
   apply_options<kVectors>(tile, range.all, state.cap);
-  score_product<kVectors>(state.v + first * kPitch, last - first, state.dv,
-                          state.do_t + i64{row} * state.stride_o, 1.f, ds + first * kLd);
+  score_product<Format, kVectors>(state.v.by_d + first * kRowPitch, last - first, state.dv,
+                                  state.do_t + i64{row} * state.stride_o, 1.f, ds + first * kLd);
 
   F lse[kVectors], delta[kVectors], dlse[kVectors];
   for (int n = 0; n < kVectors; ++n) {
@@ -180,9 +189,10 @@ inline Range gradient_tile(GradientState& state, int row, i32 key0, int keys) {
   return {first, last};
 }
 
-// dS with respect to the scaled scores, and the slopes' sums on the way.
-template <int kVectors>
-inline void chain_options(GradientState& state, int row, i32 key0, Range range) {
+// dS with respect to the scaled scores, and the row sums that are gradients of the slopes and of
+// the scale on the way.
+template <typename Format, int kVectors>
+inline void chain_options(GradientState<Format>& state, int row, i32 key0, Range range) {
   constexpr int kLd = kVectors * kLanes;
   RowBlock& block = state.block;
   float* ds = state.ds + i64{row} * state.block_k;
@@ -201,6 +211,16 @@ inline void chain_options(GradientState& state, int row, i32 key0, Range range) 
       const F t = load(state.cap + at);
       store(ds + at, load(ds + at) * fma(-t, t, set(1.f)));
     }
+  }
+  // The scores without options are not kept: the product is cheaper than a buffer for them. (q . dq
+  // would be cheaper still, but the product that dq is made by may round dS to 16 bits.)
+  if (state.args->dscale_rows) {
+    F sum[kVectors];
+    for (int n = 0; n < kVectors; ++n) sum[n] = load(block.dscale + row + n * kLanes);
+    weighted_score_sum<Format, kVectors>(
+        state.k.by_d + range.begin * Panel<Format>::kRowPitch, range.end - range.begin, state.d,
+        state.q_t + i64{row} * state.stride_q, ds + range.begin * kLd, sum);
+    for (int n = 0; n < kVectors; ++n) store(block.dscale + row + n * kLanes, sum[n]);
   }
 }
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies operands into the float32 scratch that the products read: keys and values row by row at a
-// fixed pitch, queries with rows in lanes. Packing is where padding becomes zeros and where values
-// that nobody may look at are kept out.
+// Copies operands into the scratch that the products read: keys and values row by row at a fixed
+// pitch, queries with rows in lanes. Packing is where padding becomes zeros and where values that
+// nobody may look at are kept out.
 #pragma once
 
 #include "kernels/cpu/convert.h"
@@ -10,77 +10,101 @@
 
 namespace attention::cpu::ATTENTION_CPU_ISA {
 
-// dst[r][0 .. width) = src[r * stride ..][0 .. d), zero from d to width (a multiple of kLanes or
-// the next one above d). Returns false when any element is not finite.
-template <typename T>
+// dst[r] = src[r * stride ..][0 .. d), zero up to the next whole vector of elements. Returns false
+// when any number is not finite.
+template <typename Format, typename T>
 inline bool pack_rows(T tag, const typename T::Memory* src, i64 stride, int rows, int d,
-                      float* dst) {
-  F suspicious = zero();
-  const int whole = d / kLanes * kLanes;
-  for (int r = 0; r < rows; ++r, src += stride, dst += kPitch) {
+                      typename Format::Element* dst) {
+  constexpr int kStep = kLanes * Format::kDepth;
+  I suspicious = {};
+  const int whole = d / kStep * kStep;
+  for (int r = 0; r < rows; ++r, src += stride, dst += Panel<Format>::kRowPitch) {
     // Rows of one head lie far apart in memory: the hardware prefetcher does not see the pattern.
     __builtin_prefetch(src + 4 * stride);
     __builtin_prefetch(reinterpret_cast<const char*>(src + 4 * stride) + 64);
-    for (int c = 0; c < whole; c += kLanes) {
-      const F x = load_as(tag, src + c);
-      suspicious = fma(x, zero(), suspicious);
-      store(dst + c, x);
+    for (int c = 0; c < whole; c += kStep) {
+      const F x = Format::pack(tag, src + c, kStep);
+      suspicious |= Format::suspicion(x);
+      store(dst + c / Format::kDepth, x);
     }
     if (whole < d) {
-      const F x = load_first(tag, src + whole, d - whole);
-      suspicious = fma(x, zero(), suspicious);
-      store(dst + whole, x);
+      const F x = Format::pack(tag, src + whole, d - whole);
+      suspicious |= Format::suspicion(x);
+      store(dst + whole / Format::kDepth, x);
     }
   }
-  return sum_lanes(suspicious) == 0.f;
+  return !any_bit(suspicious);
 }
 
-inline void zero_rows(float* dst, int first, int last, int width) {
+template <typename Format>
+inline void zero_rows(typename Format::Element* dst, int first, int last, int d) {
+  const int width = round_up(d, kLanes * Format::kDepth) / Format::kDepth;
   for (int r = first; r < last; ++r)
-    memset(dst + r * kPitch, 0, sizeof(float) * static_cast<size_t>(width));
+    memset(dst + r * Panel<Format>::kRowPitch, 0, sizeof(*dst) * static_cast<size_t>(width));
 }
 
-ATTENTION_INLINE bool row_is_finite(const float* row, int d) {
-  float sum = 0.f;
-  for (int c = 0; c < d; ++c) sum += row[c] * 0.f;
-  return sum == 0.f;
+template <typename Format>
+ATTENTION_INLINE bool row_is_finite(const typename Format::Element* row, int d) {
+  I suspicious = {};
+  for (int c = 0; c < ceil_div(d, Format::kDepth); c += kLanes)
+    suspicious |= Format::suspicion(load(row + c));
+  return !any_bit(suspicious);
 }
 
 // Zeroes the packed rows that hold NaN or infinity and that no row of the block may attend to:
 // their weight is 0, but 0 * NaN is not. Rare, so it may be slow.
-inline void remove_hidden_values(const RowBlock& block, float* packed, i32 key0, int keys, int d) {
+template <typename Format>
+inline void remove_hidden_values(const RowBlock& block, typename Format::Element* packed, i32 key0,
+                                 int keys, int d) {
   for (int j = 0; j < keys; ++j) {
-    if (row_is_finite(packed + j * kPitch, d)) continue;
+    if (row_is_finite<Format>(packed + j * Panel<Format>::kRowPitch, d)) continue;
     bool seen = false;
     for (int row = 0; row < block.rows && !seen; ++row) seen = entry_allowed(block, row, key0 + j);
-    if (!seen) zero_rows(packed, j, j + 1, d);
+    if (!seen) zero_rows<Format>(packed, j, j + 1, d);
   }
 }
 
-// Packs keys [key0, key0 + keys) of the block's key/value head from a [Bm, Lkv, Hkv, d] operand,
-// and zeroes the rows after them up to `padded_keys` (columns too, up to the next multiple of
-// kLanes).
+// Packs keys [key0, key0 + keys) of the block's key/value head from a [Bm, Lkv, Hkv, d] operand
+// (by_d), and zeroes the rows after them up to `padded_keys` (columns too, up to the next whole
+// vector).
+template <typename Format>
 inline void pack_keys(const RowBlock& block, const void* operand, BatchMap batch, int d, i32 key0,
-                      int keys, int padded_keys, float* dst) {
+                      int keys, int padded_keys, const Panel<Format>& dst) {
   const Problem& p = *block.problem;
   bool finite = true;
-  with_type(p.dtype, [&](auto tag) {
+  Format::with_operand_type(p.dtype, [&](auto tag) {
     using Memory = typename decltype(tag)::Memory;
     const i64 at = ((batch(block.b) * p.lkv + key0) * p.hkv + block.kv_head) * d;
-    finite = pack_rows(tag, static_cast<const Memory*>(operand) + at, p.hkv * d, keys, d, dst);
+    finite = pack_rows<Format>(tag, static_cast<const Memory*>(operand) + at, p.hkv * d, keys, d,
+                               dst.by_d);
   });
-  zero_rows(dst, keys, padded_keys, round_up(d, kLanes));
-  if (!finite) remove_hidden_values(block, dst, key0, keys, d);
+  zero_rows<Format>(dst.by_d, keys, padded_keys, d);
+  if (!finite) remove_hidden_values<Format>(block, dst.by_d, key0, keys, d);
 }
 
-// Rows [row, row + lanes) of a [B, Lq, Hq, d] operand into dst[d][lanes]: rows in lanes. Rows past
-// the query length and past the end of the block become zeros: their contents are never used.
-template <int kVectors>
+// Completes a panel whose `rows` (a multiple of kDepth) rows are packed by_d: by_row.
+template <typename Format>
+inline void pack_by_row(const Panel<Format>& panel, int rows, int d) {
+  if constexpr (Format::kDepth == 2) {
+    for (int r = 0; r < rows; r += 2)
+      for (int c = 0; c < d; c += kLanes) {
+        const u16* row =
+            reinterpret_cast<const u16*>(panel.by_d + r * Panel<Format>::kRowPitch) + c;
+        store(panel.by_row + r / 2 * kPitch + c,
+              Format::zip_halves(row, row + 2 * Panel<Format>::kRowPitch));
+      }
+  }
+}
+
+// Rows [row, row + lanes) of a [B, Lq, Hq, d] operand into dst[d / kDepth][lanes]: rows in lanes.
+// Rows past the query length and past the end of the block become zeros: their contents are never
+// used.
+template <typename Format, int kVectors>
 inline void pack_lanes(const RowBlock& block, const void* operand, i64 batch_index, int d, int row,
-                       float* dst) {
-  constexpr int kLd = kVectors * kLanes;
+                       typename Format::Element* dst) {
+  constexpr int kLd = kVectors * kLanes, kStep = kLanes * Format::kDepth;
   const Problem& p = *block.problem;
-  with_type(p.dtype, [&](auto tag) {
+  Format::with_operand_type(p.dtype, [&](auto tag) {
     using Memory = typename decltype(tag)::Memory;
     const Memory* base = static_cast<const Memory*>(operand) + batch_index * p.lq * p.hq * d;
     for (int n = 0; n < kVectors; ++n) {
@@ -90,26 +114,34 @@ inline void pack_lanes(const RowBlock& block, const void* operand, i64 batch_ind
         const bool used = r < block.rows && block.query_of(r) < block.mask.q_len;
         rows[lane] = used ? base + (i64{block.query_of(r)} * p.hq + block.head_of(r)) * d : nullptr;
       }
-      for (int c = 0; c < d; c += kLanes) {
+      for (int c = 0; c < d; c += kStep) {
         F tile[kLanes];
         for (int lane = 0; lane < kLanes; ++lane)
-          tile[lane] = rows[lane] ? load_upto(tag, rows[lane] + c, d - c) : zero();
+          tile[lane] = rows[lane] ? Format::pack(tag, rows[lane] + c, d - c) : zero();
         transpose(tile);
-        for (int i = 0; i < kLanes; ++i) store(dst + (c + i) * kLd + n * kLanes, tile[i]);
+        for (int i = 0; i < kLanes; ++i)
+          store(dst + (c / Format::kDepth + i) * kLd + n * kLanes, tile[i]);
       }
     }
   });
 }
 
-// Packed rows (pitch kPitch, zero up to the next multiple of kLanes) into dst[d][lanes].
-template <int kVectors>
-inline void rows_to_lanes(const float* rows, int d, float* dst) {
+// Elements of one row in lanes: a head dimension in whole vectors.
+template <typename Format>
+ATTENTION_INLINE int lane_stride(int d) {
+  return round_up(d, 16 * Format::kDepth) / Format::kDepth;
+}
+
+// Packed rows (by_d, zero up to the next whole vector) into dst[d / kDepth][lanes].
+template <typename Format, int kVectors>
+inline void rows_to_lanes(const typename Format::Element* rows, int d,
+                          typename Format::Element* dst) {
   constexpr int kLd = kVectors * kLanes;
   for (int n = 0; n < kVectors; ++n)
-    for (int c = 0; c < d; c += kLanes) {
+    for (int c = 0; c < ceil_div(d, Format::kDepth); c += kLanes) {
       F tile[kLanes];
       for (int lane = 0; lane < kLanes; ++lane)
-        tile[lane] = load(rows + (n * kLanes + lane) * kPitch + c);
+        tile[lane] = load(rows + (n * kLanes + lane) * Panel<Format>::kRowPitch + c);
       transpose(tile);
       for (int i = 0; i < kLanes; ++i) store(dst + (c + i) * kLd + n * kLanes, tile[i]);
     }

@@ -139,11 +139,12 @@ Status plan_forward(const Shape& s, const Tuning& tuning, int threads, Plan* pla
   const i64 tasks = s.batch * (decode ? 1 : s.hkv) * plan->q_blocks;
   i64 splits = tuning.num_splits;
   if (splits == 0)
-    splits = clamp_to<i64>(ceil_div<i64>(4 * threads, tasks), 1,
+    splits = clamp_to<i64>(ceil_div<i64>(i64{4} * threads, tasks), 1,
                            std::max<i64>(1, s.lkv / kMinSplitKeys));
   if (threads == 1 && tuning.num_splits == 0) splits = 1;
   // A split is a whole number of 8-key groups; more splits than there are groups would be empty.
   const i64 lkv = std::max<i64>(s.lkv, 1);
+  splits = std::min(splits, lkv);
   plan->split_size = static_cast<i32>(round_up(ceil_div(lkv, splits), i64{8}));
   plan->num_splits = static_cast<i32>(ceil_div<i64>(lkv, plan->split_size));
 
@@ -186,7 +187,7 @@ Status plan_backward(const Shape& s, const Tuning& tuning, int threads, Plan* pl
   // accumulators for all of dK and dV: no more of them than keep the threads busy.
   const i64 pairs = s.batch * s.hkv;
   i64 splits = tuning.num_splits;
-  if (splits == 0) splits = threads == 1 ? 1 : ceil_div<i64>(2 * threads, pairs);
+  if (splits == 0) splits = threads == 1 ? 1 : ceil_div<i64>(i64{2} * threads, pairs);
   plan->num_splits = static_cast<i32>(clamp_to<i64>(splits, 1, plan->q_blocks));
 
   const i64 rows = plan->padded_rows, keys = plan->block_k;

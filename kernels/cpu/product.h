@@ -4,7 +4,7 @@
 // nor V is ever transposed.
 #pragma once
 
-#include "kernels/cpu/simd.h"
+#include "kernels/cpu/format.h"
 
 namespace attention::cpu::ATTENTION_CPU_ISA {
 
@@ -28,9 +28,27 @@ inline constexpr int kRowTile = 2 * kLanes;
 inline constexpr int kPitch = 264;
 inline constexpr int kMaxHeadDim = 256;
 
-// acc[m][n] += sum_k a[m * kAm + k * kAk] * b[k * kLdb + n * kLanes ..].
-template <int kRows, int kVectors, int kAm, int kAk, int kLdb>
-ATTENTION_INLINE void accumulate(const float* a, const float* b, int k, F (&acc)[kRows][kVectors]) {
+// Packed rows [row][d], twice where elements hold more than one number: once with neighbours along
+// d in an element, for sums over d, once with neighbouring rows, for sums over rows.
+template <typename Format>
+struct Panel {
+  using Element = typename Format::Element;
+  static constexpr int kDepth = Format::kDepth;
+  static constexpr int kRowPitch = kPitch / kDepth;
+
+  Panel() = default;
+  Panel(void* base, i64 rows)
+      : by_d(static_cast<Element*>(base)), by_row(kDepth == 1 ? by_d : by_d + rows * kRowPitch) {}
+
+  Element* by_d = nullptr;    // [row][kRowPitch]
+  Element* by_row = nullptr;  // [row / kDepth][kPitch]
+};
+
+// acc[m][n] += sum_k a[m * kAm + k * kAk] * b[k * kLdb + n * kLanes ..], over k elements.
+template <typename Format, int kRows, int kVectors, int kAm, int kAk, int kLdb>
+ATTENTION_INLINE void accumulate(const typename Format::Element* a,
+                                 const typename Format::Element* b, int k,
+                                 F (&acc)[kRows][kVectors]) {
 #pragma GCC unroll 2
   for (; k > 0; --k) {
     F column[kVectors];
@@ -38,9 +56,10 @@ ATTENTION_INLINE void accumulate(const float* a, const float* b, int k, F (&acc)
     for (int n = 0; n < kVectors; ++n) column[n] = load(b + n * kLanes);
 #pragma GCC unroll 16
     for (int m = 0; m < kRows; ++m) {
-      const F broadcast = set(a[m * kAm]);
+      const F broadcast = Format::broadcast(a[m * kAm]);
 #pragma GCC unroll 4
-      for (int n = 0; n < kVectors; ++n) acc[m][n] = fma(broadcast, column[n], acc[m][n]);
+      for (int n = 0; n < kVectors; ++n)
+        acc[m][n] = Format::multiply_add(broadcast, column[n], acc[m][n]);
     }
     a += kAk;
     b += kLdb;
@@ -81,14 +100,15 @@ ATTENTION_INLINE void for_each_row_tile(int rows, const Function& function) {
   if (row < rows) function(row, Constant<1>{});
 }
 
-// S^T[key][lane] = factor * sum_d K[key][d] Q^T[d][lane], for `keys` rows of K at pitch kPitch.
-template <int kVectors>
-inline void score_product(const float* k, int keys, int d, const float* q_t, float factor,
-                          float* s) {
-  constexpr int kLd = kVectors * kLanes;
+// S^T[key][lane] = factor * sum_d K[key][d] Q^T[d][lane], for `keys` packed rows of K (by_d).
+template <typename Format, int kVectors>
+inline void score_product(const typename Format::Element* k, int keys, int d,
+                          const typename Format::Element* q_t, float factor, float* s) {
+  constexpr int kLd = kVectors * kLanes, kRowPitch = Panel<Format>::kRowPitch;
+  const int depth = ceil_div(d, Format::kDepth);
   for_each_tile(keys, [&](int m, auto rows) {
     F acc[rows.value][kVectors] = {};
-    accumulate<rows.value, kVectors, kPitch, 1, kLd>(k + m * kPitch, q_t, d, acc);
+    accumulate<Format, rows.value, kVectors, kRowPitch, 1, kLd>(k + m * kRowPitch, q_t, depth, acc);
     const F f = set(factor);
 #pragma GCC unroll 16
     for (int i = 0; i < rows.value; ++i)
@@ -97,15 +117,53 @@ inline void score_product(const float* k, int keys, int d, const float* q_t, flo
   });
 }
 
-// O^T[d][lane] = decay[lane] * O^T[d][lane] + sum_key V[key][d] P[key][lane], for `dims` rows of
-// O^T (head dimension rounded up to kRowStep).
-template <int kVectors>
-inline void value_product(const float* v, int keys, int dims, const float* p,
-                          const F (&decay)[kVectors], float* o_t) {
+// sum[lane] += sum_key weight[key][lane] * sum_d K[key][d] Q^T[d][lane].
+template <typename Format, int kVectors>
+inline void weighted_score_sum(const typename Format::Element* k, int keys, int d,
+                               const typename Format::Element* q_t, const float* weight,
+                               F (&sum)[kVectors]) {
+  constexpr int kLd = kVectors * kLanes, kRowPitch = Panel<Format>::kRowPitch;
+  const int depth = ceil_div(d, Format::kDepth);
+  for_each_tile(keys, [&](int m, auto rows) {
+    F acc[rows.value][kVectors] = {};
+    accumulate<Format, rows.value, kVectors, kRowPitch, 1, kLd>(k + m * kRowPitch, q_t, depth, acc);
+#pragma GCC unroll 16
+    for (int i = 0; i < rows.value; ++i)
+#pragma GCC unroll 4
+      for (int n = 0; n < kVectors; ++n)
+        sum[n] = fma(acc[i][n], load(weight + (m + i) * kLd + n * kLanes), sum[n]);
+  });
+}
+
+// Rounds a tile of weights [first, last) to the elements that sum over keys, in place: the element
+// of a vector never lies behind the floats that it is made of.
+template <typename Format, int kVectors>
+ATTENTION_INLINE typename Format::Element* weights_by_key(float* s, int first, int last) {
   constexpr int kLd = kVectors * kLanes;
+  if constexpr (Format::kDepth == 1) {
+    return s + first * kLd;
+  } else {
+    u32* pairs = reinterpret_cast<u32*>(s);
+    for (int j = first; j < last; j += 2)
+      for (int n = 0; n < kVectors; ++n) {
+        const float* p = s + j * kLd + n * kLanes;
+        store(pairs + j / 2 * kLd + n * kLanes, Format::zip(load(p), load(p + kLd)));
+      }
+    return pairs + first / 2 * kLd;
+  }
+}
+
+// O^T[d][lane] = decay[lane] * O^T[d][lane] + sum_key V[key][d] P[key][lane], for `keys` packed
+// rows of V (by_row) and `dims` rows of O^T (head dimension rounded up to kRowStep).
+template <typename Format, int kVectors>
+inline void value_product(const typename Format::Element* v, int keys, int dims,
+                          const typename Format::Element* p, const F (&decay)[kVectors],
+                          float* o_t) {
+  constexpr int kLd = kVectors * kLanes;
+  const int depth = keys / Format::kDepth;
   for_each_tile(dims, [&](int m, auto rows) {
     F acc[rows.value][kVectors] = {};
-    accumulate<rows.value, kVectors, 1, kPitch, kLd>(v + m, p, keys, acc);
+    accumulate<Format, rows.value, kVectors, 1, kPitch, kLd>(v + m, p, depth, acc);
 #pragma GCC unroll 16
     for (int i = 0; i < rows.value; ++i)
 #pragma GCC unroll 4

@@ -26,7 +26,7 @@ struct RowBlock {
   // Per row tile, at the index of its first row: keys of the current block that it computed.
   i32 *tile_first, *tile_last;
   // Softmax state: running maximum and sum (forward); lse, delta and dlse (backward).
-  float *maximum, *sum, *lse, *delta, *dlse, *dslope;
+  float *maximum, *sum, *lse, *delta, *dlse, *dslope, *dscale;
 
   float scale = 1.f;
 
@@ -62,8 +62,8 @@ inline RowBlock view_rows(const Problem& p, i64 b, i64 kv_head, i32 head0, i32 g
     ints += padded;
   }
   float* floats = reinterpret_cast<float*>(ints);
-  float** float_arrays[] = {&block.slope, &block.maximum, &block.sum,   &block.lse,
-                            &block.delta, &block.dlse,    &block.dslope};
+  float** float_arrays[] = {&block.slope, &block.maximum, &block.sum,    &block.lse,
+                            &block.delta, &block.dlse,    &block.dslope, &block.dscale};
   for (float** array : float_arrays) {
     *array = floats;
     floats += padded;

@@ -43,6 +43,9 @@ ATTENTION_INLINE F load(const float* p) { return *reinterpret_cast<const Unalign
 ATTENTION_INLINE void store(float* p, F x) { *reinterpret_cast<UnalignedF*>(p) = x; }
 ATTENTION_INLINE I load(const i32* p) { return *reinterpret_cast<const UnalignedI*>(p); }
 ATTENTION_INLINE void store(i32* p, I x) { *reinterpret_cast<UnalignedI*>(p) = x; }
+// Any 32-bit elements, as the bits of floats.
+ATTENTION_INLINE F load(const u32* p) { return *reinterpret_cast<const UnalignedF*>(p); }
+ATTENTION_INLINE void store(u32* p, F x) { *reinterpret_cast<UnalignedF*>(p) = x; }
 ATTENTION_INLINE F bits_to_float(I x) { return (F)x; }
 ATTENTION_INLINE I float_to_bits(F x) { return (I)x; }
 ATTENTION_INLINE F to_float(I x) { return __builtin_convertvector(x, F); }
@@ -111,6 +114,13 @@ ATTENTION_INLINE float sum_lanes(F x) {
   for (int width = kLanes / 2; width > 0; width /= 2)
     for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
   return lanes[0];
+}
+
+ATTENTION_INLINE bool any_bit(I x) {
+  i32 lanes[kLanes], all = 0;
+  store(lanes, x);
+  for (int i = 0; i < kLanes; ++i) all |= lanes[i];
+  return all != 0;
 }
 
 // e^x for x <= 88; exactly 0 below -87.7 (so also for -inf), NaN for NaN.
