@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import numbers
 from typing import Any
@@ -13,9 +14,11 @@ import numpy as np
 
 from jax_ops import _jax
 from jax_ops._errors import argument_error, dtype_error, type_error
-from jax_ops._spec import MASK_TILE, Sizes
+from jax_ops._spec import EMPTY_TILE, FULL_TILE, MASK_TILE, Sizes
 
 PRECISIONS = ("default", "highest")
+# The largest segment id that the kernels can hold.
+_MAX_ID = 2**31 - 1
 # Values of jax.default_matmul_precision that mean full float32 products.
 _FULL_FLOAT32 = ("highest", "float32", "F32_F32_F32")
 
@@ -28,9 +31,17 @@ def as_array(name: str, x: Any) -> jax.Array:
         return jnp.asarray(x)
     except (TypeError, ValueError) as error:
         raise type_error(name, f"{type(x).__name__}", "an array") from error
+    except OverflowError as error:
+        raise argument_error(name, f"numbers too large ({error})", "numbers that fit") from error
 
 
-def _integers(name: str, x: Any) -> jax.Array:
+def _integers(name: str, x: Any) -> jax.Array | np.ndarray:
+    """An array of an integer dtype; from the host as it is, for JAX would wrap 64-bit numbers."""
+    if not isinstance(x, jax.Array):
+        with contextlib.suppress(TypeError, ValueError):  # as_array says what is wrong
+            host = np.asarray(x)
+            if host.dtype.kind in "iu":
+                return host
     x = as_array(name, x)
     if not jnp.issubdtype(x.dtype, jnp.integer):
         raise dtype_error(name, f"dtype {x.dtype}", "an integer dtype")
@@ -44,12 +55,13 @@ def _floats(name: str, x: Any) -> jax.Array:
     return x
 
 
-def _to_int32(x: jax.Array, low: int, high: int) -> jax.Array:
+def _to_int32(x: jax.Array | np.ndarray, low: int, high: int) -> jax.Array:
     """Clamps to [low, high] and converts, without wrapping whatever the integer dtype is."""
+    numpy: Any = np if isinstance(x, np.ndarray) else jnp
     if jnp.iinfo(x.dtype).bits < 32:
-        return jnp.clip(x.astype(jnp.int32), low, high)
+        x = x.astype(np.int32)
     low = max(low, int(jnp.iinfo(x.dtype).min))
-    return jnp.clip(x, low, high).astype(jnp.int32)
+    return jnp.asarray(numpy.clip(x, low, high).astype(np.int32))
 
 
 def boolean(name: str, x: Any) -> bool:
@@ -75,7 +87,10 @@ def _describe(x: Any) -> str:
 def _number(name: str, x: Any, allowed: str) -> float:
     """A static real number (a Python or NumPy scalar)."""
     if isinstance(x, numbers.Real | np.floating | np.integer) and not isinstance(x, bool):
-        return float(x)
+        try:
+            return float(x)
+        except OverflowError as error:  # an int
+            raise argument_error(name, "an integer too large for a float", allowed) from error
     raise type_error(name, _describe(x), allowed)
 
 
@@ -138,18 +153,20 @@ def scale(x: Any, d: int, dtype: np.dtype) -> tuple[float | None, jax.Array | No
             raise argument_error("scale", f"shape {x.shape}", "a number or a scalar array")
         return None, x.astype(dtype)[None]
     number = _number("scale", x, "a number or a floating scalar array")
-    if not math.isfinite(number):
-        raise argument_error("scale", number, "a finite number")
+    if not abs(number) <= float(jnp.finfo(dtype).max):
+        raise argument_error("scale", number, f"a number that is finite in {dtype}")
     return number, None
 
 
-def soft_cap(x: Any) -> float | None:
-    """The cap of cap * tanh(s / cap)."""
+def soft_cap(x: Any, dtype: np.dtype) -> float | None:
+    """The cap of cap * tanh(s / cap), which is computed in `dtype`."""
     if x is None:
         return None
     number = _number("logits_soft_cap", x, "None or a positive number")
-    if not (math.isfinite(number) and number > 0):
-        raise argument_error("logits_soft_cap", number, "None or a positive finite number")
+    limits = jnp.finfo(dtype)
+    if not float(limits.tiny) <= number <= float(limits.max):
+        allowed = f"None, or a positive number that is finite and normal in {dtype}"
+        raise argument_error("logits_soft_cap", number, allowed)
     return number
 
 
@@ -247,7 +264,9 @@ def segments(
         )
     else:
         kv_ids = query_ids
-    return query_ids, kv_ids
+    if all(jnp.iinfo(x.dtype).max <= _MAX_ID for x in (query_ids, kv_ids)):
+        return _to_int32(query_ids, -1, _MAX_ID), _to_int32(kv_ids, -1, _MAX_ID)
+    return _ranks(query_ids, kv_ids)
 
 
 def _segment_ids(name: str, x: Any, sizes: Sizes, length: int, batched: bool) -> jax.Array:
@@ -256,8 +275,30 @@ def _segment_ids(name: str, x: Any, sizes: Sizes, length: int, batched: bool) ->
         x = x[None]
     if x.shape not in ((*sizes.lead, length), (1, length)):
         raise argument_error(name, f"shape {x.shape}", f"[B, L] = {(*sizes.lead, length)}")
-    # Ids beyond int32 saturate; every negative id is padding.
-    return _to_int32(x, -1, 2**31 - 1)
+    if isinstance(x, jax.Array):
+        return x
+    if x.size and x.max() > _MAX_ID:
+        raise argument_error(name, f"the id {x.max()}", f"ids of at most {_MAX_ID}")
+    return _to_int32(x, -1, _MAX_ID)
+
+
+def _ranks(query_ids: jax.Array, kv_ids: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Ids of a dtype wider than int32 as numbers that are equal where the ids are.
+
+    Their values are not known while tracing, and clamping would make different ids equal.
+    """
+    lead = jnp.broadcast_shapes(query_ids.shape[:1], kv_ids.shape[:1])
+    both = [jnp.broadcast_to(x, (*lead, x.shape[1])) for x in (query_ids, kv_ids)]
+    # Not the promoted dtype, which for int64 and uint64 is a floating one.
+    wide = jnp.uint64 if any(jnp.iinfo(x.dtype).bits > 32 for x in both) else jnp.uint32
+    ids = [jnp.where(x < 0, 0, x).astype(wide) for x in both]
+    ordered = jnp.sort(jnp.concatenate(ids, axis=1), axis=1)
+    rank = jax.vmap(jnp.searchsorted)
+    query_ids, kv_ids = (
+        jnp.where(x < 0, -1, rank(ordered, unsigned).astype(jnp.int32))
+        for x, unsigned in zip(both, ids, strict=True)
+    )
+    return query_ids, kv_ids
 
 
 def alibi_slopes(x: Any, sizes: Sizes, batched: bool, dtype: np.dtype) -> jax.Array | None:
@@ -309,7 +350,7 @@ def dropout_indices(name: str, x: Any, size: Any) -> jax.Array:
     x = _integers(name, x)
     if x.shape != (size,):
         raise argument_error(name, f"shape {x.shape}", f"({size},)")
-    return x.astype(np.uint32)
+    return jnp.asarray(x.astype(np.uint32))
 
 
 def block_mask(x: Any, sizes: Sizes) -> tuple[jax.Array | None, jax.Array | None]:
@@ -333,6 +374,12 @@ def block_mask(x: Any, sizes: Sizes) -> tuple[jax.Array | None, jax.Array | None
         )
     if bits.ndim != 3 or bits.shape[1:] != (MASK_TILE, 2):
         raise argument_error("block_mask", f"bits of shape {bits.shape}", f"[n, {MASK_TILE}, 2]")
-    # A kernel on a device cannot refuse a tile number that does not exist; without any bit tile the
-    # largest allowed value is EMPTY_TILE.
-    return jnp.minimum(index, bits.shape[0] - 1), bits
+    last = bits.shape[0] - 1  # without any bit tile the largest allowed number is EMPTY_TILE
+    if isinstance(x[0], np.ndarray) and not np.all((x[0] >= FULL_TILE) & (x[0] <= last)):
+        raise argument_error(
+            "block_mask",
+            f"tile numbers from {x[0].min()} to {x[0].max()}",
+            f"{FULL_TILE} (full), {EMPTY_TILE} (empty), or up to {last} (bit tiles)",
+        )
+    # A kernel on a device cannot refuse a tile number that does not exist.
+    return jnp.clip(index, FULL_TILE, last), bits

@@ -84,13 +84,12 @@ def make_problem(
         query_segment_ids, key_value_segment_ids, sizes, batched
     )
     rate = arguments.dropout_rate(dropout_rate, dropout_key)
-    seed = batch_index = head_index = None
-    if rate > 0:
-        seed = arguments.dropout_seed(dropout_key)[None]
-        batch_index = arguments.dropout_indices(
-            "dropout_batch_indices", dropout_batch_indices, sizes.lead[0]
-        )
-        head_index = arguments.dropout_indices("dropout_head_indices", dropout_head_indices, hq)
+    # Checked also where the rate is 0, so that a mistake does not wait for training to begin.
+    seed = None if dropout_key is None else arguments.dropout_seed(dropout_key)[None]
+    batch_index = arguments.dropout_indices(
+        "dropout_batch_indices", dropout_batch_indices, sizes.lead[0]
+    )
+    head_index = arguments.dropout_indices("dropout_head_indices", dropout_head_indices, hq)
     block_index, block_bits = arguments.block_mask(block_mask, sizes)
 
     spec = AttentionSpec(
@@ -99,7 +98,7 @@ def make_problem(
         window_left=window_left,
         window_right=window_right,
         scale=static_scale,
-        soft_cap=arguments.soft_cap(logits_soft_cap),
+        soft_cap=arguments.soft_cap(logits_soft_cap, small_float),
         dropout_rate=rate,
         precision=arguments.precision(precision, dtype),
         block_q=arguments.block_size("block_q", block_q),
@@ -120,9 +119,9 @@ def make_problem(
         alibi_slopes=arguments.alibi_slopes(alibi_slopes, sizes, batched, small_float),
         prefix_lengths=arguments.prefix_lengths(prefix_lengths, sizes),
         scale=scale_array,
-        dropout_seed=seed,
-        dropout_batch=batch_index,
-        dropout_head=head_index,
+        dropout_seed=seed if rate > 0 else None,
+        dropout_batch=batch_index if rate > 0 else None,
+        dropout_head=head_index if rate > 0 else None,
         block_index=block_index,
         block_bits=block_bits,
     )

@@ -172,7 +172,7 @@ class SoftCap:
     cap: float = dataclasses.field(metadata=STATIC)
 
     def __post_init__(self) -> None:
-        if arguments.soft_cap(self.cap) is None:
+        if arguments.soft_cap(self.cap, np.dtype(np.float64)) is None:
             raise type_error("cap", None, "a positive finite number")
 
     def __call__(self, score: Any, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:

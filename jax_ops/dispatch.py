@@ -33,7 +33,7 @@ _MAX_LENGTH = 2**31 - 1
 def canonical_implementation(name: str | None) -> str:
     """Resolves aliases (None, 'cudnn'); refuses unknown names."""
     canonical = _ALIASES.get(name, name) if name is None or isinstance(name, str) else name
-    if canonical not in IMPLEMENTATIONS:
+    if not isinstance(canonical, str) or canonical not in IMPLEMENTATIONS:
         allowed = ", ".join(repr(i) for i in (None, *IMPLEMENTATIONS, "cudnn"))
         raise argument_error("implementation", repr(name), allowed)
     return canonical

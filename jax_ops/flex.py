@@ -202,7 +202,8 @@ def _lower(
     if isinstance(score_mod, SoftCap):
         if spec.soft_cap is not None:
             raise argument_error("score_mod", f"{score_mod} with logits_soft_cap", "one of them")
-        spec, score_mod = dataclasses.replace(spec, soft_cap=float(score_mod.cap)), None
+        cap = arguments.soft_cap(score_mod.cap, dtype)
+        spec, score_mod = dataclasses.replace(spec, soft_cap=cap), None
     if score_mod is not None:
         _check_score_mod(score_mod, dtype)
 

@@ -231,11 +231,11 @@ class KeyPaddingMask(Mask):
 
     def bound(self, sizes: Sizes, batched: bool) -> KeyPaddingMask:
         """See `Mask.bound`."""
-        lengths = arguments.as_array("KeyPaddingMask lengths", self.lengths)
-        lengths = jnp.broadcast_to(lengths, sizes.lead) if lengths.ndim == 0 else lengths
-        return KeyPaddingMask(
-            arguments.lengths("KeyPaddingMask lengths", lengths, sizes, sizes.lkv)
-        )
+        name, lengths = "KeyPaddingMask lengths", self.lengths
+        if np.ndim(lengths) > 0:
+            return KeyPaddingMask(arguments.lengths(name, lengths, sizes, sizes.lkv))
+        one: Any = arguments.lengths(name, lengths, dataclasses.replace(sizes, lead=()), sizes.lkv)
+        return KeyPaddingMask(jnp.broadcast_to(one, sizes.lead))
 
 
 @pytree

@@ -53,11 +53,14 @@ REFUSED = [
     ({"scale": "1"}, TypeError, "scale: got '1'"),
     ({"scale": True}, TypeError, "scale: got True"),
     ({"scale": float("nan")}, ValueError, "scale: got nan"),
+    ({"scale": 1e39}, ValueError, "scale: got 1e+39"),  # infinite in float32
+    ({"scale": 10**400}, ValueError, "scale: got an integer too large"),
     ({"is_causal": 1}, TypeError, "is_causal: got 1"),
     ({"return_residual": "yes"}, TypeError, "return_residual: got 'yes'"),
     ({"query_seq_lengths": jnp.zeros(3, np.int32)}, ValueError, "query_seq_lengths: got shape"),
     ({"query_seq_lengths": jnp.zeros(2)}, BOTH, "query_seq_lengths: got dtype float32"),
     ({"key_value_seq_lengths": jnp.zeros(())}, BOTH, "key_value_seq_lengths"),
+    ({"query_seq_lengths": [2**70, 1]}, ValueError, "query_seq_lengths: got numbers too large"),
     ({"local_window_size": -1}, ValueError, "local_window_size: got -1"),
     ({"local_window_size": (2, -3)}, ValueError, "local_window_size: got -3"),
     ({"local_window_size": (1, 2, 3)}, ValueError, "local_window_size: got (1, 2, 3)"),
@@ -65,10 +68,18 @@ REFUSED = [
     ({"local_window_size": True}, TypeError, "local_window_size: got True"),
     ({"implementation": "flash"}, ValueError, "implementation: got 'flash'"),
     ({"implementation": 3}, ValueError, "implementation: got 3"),
+    ({"implementation": np.arange(2)}, ValueError, "implementation: got array([0, 1])"),
     ({"query_segment_ids": jnp.zeros((2, 5), int)}, ValueError, "key_value_segment_ids: got None"),
     ({"key_value_segment_ids": jnp.zeros((2, 7), int)}, ValueError, "without query_segment_ids"),
     ({"query_segment_ids": jnp.zeros((2, 5))}, BOTH, "query_segment_ids: got dtype float32"),
     ({"query_segment_ids": jnp.zeros((2, 6), int)}, ValueError, "query_segment_ids: got shape"),
+    (
+        {"query_segment_ids": [[2**32] * 5] * 2, "key_value_segment_ids": [[0] * 7] * 2},
+        ValueError,
+        "query_segment_ids: got the id 4294967296",
+    ),
+    ({"logits_soft_cap": 1e39}, ValueError, "logits_soft_cap: got 1e+39"),
+    ({"logits_soft_cap": 1e-39}, ValueError, "logits_soft_cap: got 1e-39"),  # subnormal
     ({"logits_soft_cap": 0.0}, ValueError, "logits_soft_cap: got 0.0"),
     ({"logits_soft_cap": -2}, ValueError, "logits_soft_cap: got -2.0"),
     ({"logits_soft_cap": jnp.ones(())}, TypeError, "logits_soft_cap: got"),
@@ -79,6 +90,9 @@ REFUSED = [
     ({"dropout_rate": 0.1}, ValueError, "dropout_key: got None"),
     ({"dropout_rate": 0.1, "dropout_key": jnp.zeros(2)}, BOTH, "dropout_key: got float32[2]"),
     ({"dropout_rate": 0.1, "dropout_key": jax.random.split(KEY)}, ValueError, "a single key"),
+    ({"dropout_key": "seed"}, TypeError, "dropout_key: got str"),  # although the rate is 0
+    ({"dropout_batch_indices": [0, 1, 2]}, ValueError, "dropout_batch_indices: got shape (3,)"),
+    ({"dropout_head_indices": [0.0] * 4}, BOTH, "dropout_head_indices: got dtype float32"),
     ({"alignment": "center"}, ValueError, "alignment: got 'center'"),
     ({"precision": "fast"}, ValueError, "precision: got 'fast'"),
 ]
@@ -142,6 +156,46 @@ def test_lengths_beyond_the_array_are_clamped():
         np.testing.assert_allclose(out[:, 0, 0, 0], wanted, rtol=1e-6)
     big = call(value=ones, key_value_seq_lengths=jnp.array([2**32 - 1, 1], np.uint32))
     np.testing.assert_allclose(big[:, 0, 0, 0], [1, 1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("lengths", [[2**40, -(2**40)], np.array([2**32, -(2**32)])])
+def test_lengths_of_64_bits_are_clamped_before_jax_would_wrap_them(lengths):
+    ones = np.ones_like(V)
+    out = call(value=ones, key_value_seq_lengths=lengths)
+    np.testing.assert_allclose(out[:, 0, 0, 0], [1, 0], rtol=1e-6)
+    for mask in (jax_ops.KeyPaddingMask(lengths), jax_ops.PrefixLMMask(lengths)):
+        out = jax_ops.flex_attention(Q, K, ones, mask=mask)
+        assert np.isfinite(out).all()
+    whole = jax_ops.flex_attention(Q, K, ones, mask=jax_ops.KeyPaddingMask(2**40))
+    np.testing.assert_allclose(whole, 1, rtol=1e-6)
+
+
+@pytest.mark.parametrize("is_traced", [False, True])
+def test_segment_ids_beyond_int32_stay_different(is_traced):
+    """Clamped to int32, 2^31 and 2^31 + 1 would be one segment."""
+    ids = np.array([[0, 0, 1, 1, 1, 2, 2]] * 2, np.uint32)
+    value = np.arange(V.size, dtype=np.float32).reshape(V.shape)
+
+    def attend(ids):
+        options = {"query_segment_ids": ids[:, :5], "key_value_segment_ids": ids}
+        return call(value=value, **options)
+
+    attend_any = jax.jit(attend) if is_traced else attend
+    wanted = attend(ids.astype(np.int32))
+    np.testing.assert_array_equal(attend_any(jnp.asarray(ids + np.uint32(2**31))), wanted)
+    with jax.enable_x64(True):
+        wide = jnp.asarray(ids.astype(np.int64) + 2**40)
+        np.testing.assert_array_equal(attend_any(wide), wanted)
+        padding = jnp.asarray(ids.astype(np.int64) - 2**40)
+        np.testing.assert_array_equal(attend_any(padding), np.zeros_like(wanted))
+
+
+def test_tile_numbers_of_a_block_mask_are_checked():
+    bits = np.zeros((1, 64, 2), np.uint32)
+    for number in (-3, 1):
+        index = np.full((1, 1, 1, 1), number, np.int32)
+        with pytest.raises(ValueError, match=f"tile numbers from {number} to {number}"):
+            jax_ops.flex_attention(Q, K, V, mask=jax_ops.BlockMask(index, bits, 5, 7))
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.uint32, np.int8, np.int32])
