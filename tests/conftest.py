@@ -9,6 +9,13 @@ import pytest
 from tests.cases import support_matrix
 from tests.cases.backends import BACKENDS
 
+# Nearly all the time goes into compiling hundreds of small programs once each: LLVM's optimisation
+# passes cost a third of it and change no meaning. The nightly run compiles as users do.
+if os.environ.get("NIGHTLY") != "1":
+    os.environ["XLA_FLAGS"] = (
+        os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
+    ).strip()
+
 # Sharding tests need several devices; eight virtual ones cost nothing.
 jax.config.update("jax_num_cpu_devices", 8)
 
