@@ -36,6 +36,18 @@ def test_large_logits(backend, dtype, amplitude):
     check(problem, backend, case.cotangents(), **options)
 
 
+@pytest.mark.parametrize("lq", [17, 64])
+def test_weights_of_large_logits_sum_to_one(backend, lq):
+    """Equal keys: the running maximum stays, so no rescaling may leave a trace, tile after tile."""
+    rng = np.random.default_rng(5)
+    query, key = (np.float32(30 * rng.normal(size=(1, n, 1, 16))) for n in (lq, 1))
+    problem = Problem(
+        query=query, key=np.repeat(key, 512, axis=1), value=np.ones((1, 512, 1, 16), np.float32)
+    )
+    out = run.forward(problem, backend, precision="highest")["out"]
+    np.testing.assert_allclose(out, 1, rtol=5e-7)
+
+
 @pytest.mark.parametrize("shift", [-1e30, -1e5, 1e5, 1e30])
 def test_rows_of_very_small_or_large_scores(backend, shift):
     """A running maximum that starts at a finite floor would lose such rows."""

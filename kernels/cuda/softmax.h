@@ -51,7 +51,9 @@ struct OnlineSoftmax {
       for (int c = 1; c < Scores::kColSlots; ++c) highest = tile::max_f32(highest, s.at(r, c));
       highest = tile::max_f32(maximum[r], tile::quad_max(highest));
       const f32 base = finite_base(highest);
-      rescale[r] = exponential<kScaleLater>(maximum[r], base, unit);
+      // Subtracts first, so that a maximum that stays gives exactly 1. The fused form would give
+      // exp2 of a rounding error here, once a tile: it grows with the number of keys.
+      rescale[r] = exponential<false>(maximum[r], base, unit);
       moved = moved || highest != maximum[r];
       maximum[r] = highest;
       f32 total = 0.f;
