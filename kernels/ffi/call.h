@@ -60,6 +60,18 @@ PlanRequest plan_request(const Problem& problem, const Attributes& attributes, O
 // Number of elements of the dbias result of a decoded call; 0 when it is not wanted.
 i64 dbias_elements(const BackwardArgs& args, BufferList results);
 
+// XLA's own promise for every buffer, on every platform, in bytes.
+inline constexpr i64 kBufferAlignment = 16;
+
+// How far an address lies past a multiple of `alignment`, a power of two.
+inline i64 bytes_past(const void* data, i64 alignment) {
+  return static_cast<i64>(reinterpret_cast<unsigned long long>(data) &
+                          static_cast<unsigned long long>(alignment - 1));
+}
+
+// Whether every buffer is aligned as XLA promises: for kernels that load vectors.
+Status check_alignment(BufferList operands, BufferList results);
+
 // Whether every tile number of a block mask in host memory names a tile of `block_bits`.
 Status check_block_index(const Problem& problem, BufferList operands);
 

@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What handlers ask about a decoded call.
+#include <initializer_list>
+
 #include "kernels/ffi/call.h"
 #include "kernels/ffi/schema.h"
 
@@ -35,6 +37,19 @@ i64 dbias_elements(const BackwardArgs& args, BufferList results) {
   i64 count = 1;
   for (int i = 0; i < dbias.rank; ++i) count *= dbias.dims[i];
   return count;
+}
+
+Status check_alignment(BufferList operands, BufferList results) {
+  for (const BufferList& buffers : {operands, results}) {
+    for (int n = 0; n < buffers.size; ++n) {
+      if (const i64 odd = bytes_past(buffers.data[n].data, kBufferAlignment); odd != 0) {
+        return Status::error("%s %d: got an address %lld bytes past a multiple of %lld",
+                             buffers.data == operands.data ? "operand" : "result", n, odd,
+                             kBufferAlignment);
+      }
+    }
+  }
+  return Status();
 }
 
 Status check_block_index(const Problem& p, BufferList operands) {

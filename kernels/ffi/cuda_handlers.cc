@@ -16,9 +16,11 @@ namespace {
 constexpr const char* kForwardName = ATTENTION_TARGET_TEXT(ATTENTION_CUDA_TARGET(fwd));
 constexpr const char* kBackwardName = ATTENTION_TARGET_TEXT(ATTENTION_CUDA_TARGET(bwd));
 
-Status check_data([[maybe_unused]] const Problem& problem, [[maybe_unused]] BufferList operands) {
+Status check_data([[maybe_unused]] const Problem& problem, const Frame& frame) {
+  const Status status = check_alignment(frame.operands(), frame.results());
+  if (!status.ok()) return status;
 #ifdef ATTENTION_EMULATED
-  return check_block_index(problem, operands);
+  return check_block_index(problem, frame.operands());
 #else
   return Status();  // tile numbers are in device memory; jax_ops clamps them
 #endif
@@ -30,7 +32,7 @@ xla::ffi::Error forward(cuda::Stream stream, xla::ffi::RemainingArgs operands,
   if (!frame.ok()) return to_error(kForwardName, frame.error().c_str());
   ForwardArgs args;
   Status status = decode_forward(frame.operands(), frame.results(), frame.attributes(), &args);
-  if (status.ok()) status = check_data(args.problem, frame.operands());
+  if (status.ok()) status = check_data(args.problem, frame);
   if (status.ok()) status = cuda::forward(args, stream);
   return status.ok() ? xla::ffi::Error::Success() : to_error(kForwardName, status.message());
 }
@@ -41,7 +43,7 @@ xla::ffi::Error backward(cuda::Stream stream, xla::ffi::RemainingArgs operands,
   if (!frame.ok()) return to_error(kBackwardName, frame.error().c_str());
   BackwardArgs args;
   Status status = decode_backward(frame.operands(), frame.results(), frame.attributes(), &args);
-  if (status.ok()) status = check_data(args.problem, frame.operands());
+  if (status.ok()) status = check_data(args.problem, frame);
   if (status.ok()) status = cuda::backward(args, stream);
   return status.ok() ? xla::ffi::Error::Success() : to_error(kBackwardName, status.message());
 }

@@ -6,54 +6,20 @@
 #include <limits>
 
 #include "kernels/ffi/call.h"
+#include "kernels/ffi/elements.h"
 #include "kernels/ffi/schema.h"
 
 namespace attention::ffi {
 namespace {
 
 constexpr i64 kMaxSize = std::numeric_limits<i32>::max();
-constexpr i64 kAny = -1;  // in a wanted shape: whatever is there
+constexpr i64 kMaxThreads = 65536;
+// No array is larger, so that products of sizes stay far below what 64 bits hold.
+constexpr i64 kMaxElements = i64{1} << 42;
 
 #define ATTENTION_QUOTE(name) #name,
 constexpr const char* kOperandNames[] = {ATTENTION_OPERANDS(ATTENTION_QUOTE)};
 #undef ATTENTION_QUOTE
-
-const char* name_of(Element element) {
-  switch (element) {
-    case Element::kFloat32:
-      return "f32";
-    case Element::kBFloat16:
-      return "bf16";
-    case Element::kFloat16:
-      return "f16";
-    case Element::kBool:
-      return "pred";
-    case Element::kInt32:
-      return "s32";
-    case Element::kUInt32:
-      return "u32";
-    case Element::kUInt8:
-      return "u8";
-    case Element::kOther:
-      break;
-  }
-  return "another type";
-}
-
-// A shape as text, for messages.
-struct ShapeText {
-  char text[96] = {};
-  ShapeText(const i64* dims, int rank) {
-    int n = std::snprintf(text, sizeof(text), "[");
-    for (int i = 0; i < rank && n < static_cast<int>(sizeof(text)); ++i) {
-      const char* const separator = i ? ", " : "";
-      n += dims[i] == kAny
-               ? std::snprintf(text + n, sizeof(text) - n, "%sany", separator)
-               : std::snprintf(text + n, sizeof(text) - n, "%s%lld", separator, dims[i]);
-    }
-    if (n < static_cast<int>(sizeof(text))) std::snprintf(text + n, sizeof(text) - n, "]");
-  }
-};
 
 bool has_zero(const Buffer& buffer) {
   for (int i = 0; i < buffer.rank; ++i) {
@@ -116,6 +82,8 @@ class Decoder {
     } else if (attributes_.batch_div_size != kOperandCount) {
       fail("batch_div has %d entries; wanted %d", attributes_.batch_div_size, int{kOperandCount});
     }
+    check_buffers("operand", operands_);
+    check_buffers("result", results_);
     return ok();
   }
 
@@ -143,13 +111,23 @@ class Decoder {
   template <int kRank>
   float* optional_result(const char* name, const Buffer& buffer, bool wanted,
                          const i64 (&dims)[kRank]) {
-    if (wanted) return static_cast<float*>(exactly(name, buffer, Element::kFloat32, dims));
+    if (wanted) {
+      void* const data = exactly(name, buffer, Element::kFloat32, dims);
+      // An empty batch map is {1, 1}, so a launcher would take an empty dbias for one of an entry.
+      return ok() && !has_zero(buffer) ? static_cast<float*>(data) : nullptr;
+    }
     if (ok() && !has_zero(buffer)) fail("%s: got elements, but they are not asked for", name);
     return nullptr;
   }
 
+  // Kernels keep floats and vectors in it.
   void workspace(const Buffer& buffer, void** data, i64* bytes) {
     *data = exactly("workspace", buffer, Element::kUInt8, {kAny});
+    if (ok()) {
+      if (const i64 odd = bytes_past(*data, kBufferAlignment); odd != 0) {
+        fail("workspace: got an address %lld bytes past a multiple of %lld", odd, kBufferAlignment);
+      }
+    }
     *bytes = ok() ? buffer.dims[0] : 0;
   }
 
@@ -161,6 +139,31 @@ class Decoder {
   }
 
  private:
+  // What holds for every buffer, whatever it is for. The largest axes of an empty array count as
+  // well: sizes are multiplied across operands.
+  void check_buffers(const char* kind, BufferList buffers) {
+    for (int n = 0; n < buffers.size && ok(); ++n) {
+      const Buffer& buffer = buffers.data[n];
+      i64 elements = 1;
+      for (int i = 0; i < buffer.rank && ok(); ++i) {
+        const i64 size = buffer.dims[i];
+        if (size < 0) {
+          fail("%s %d: got an axis of %lld; wanted at least 0", kind, n, size);
+        } else if (size > kMaxElements / elements) {
+          fail("%s %d: got %s; wanted at most 2^42 elements", kind, n,
+               ShapeText(buffer.dims, buffer.rank).text);
+        } else {
+          elements *= max_of<i64>(size, 1);
+        }
+      }
+      const i64 size = size_of(buffer.element);
+      if (const i64 odd = bytes_past(buffer.data, size); odd != 0) {
+        fail("%s %d: got an address %lld bytes past a multiple of its element's %lld", kind, n, odd,
+             size);
+      }
+    }
+  }
+
   void decode_sizes(const Buffer& out) {
     const Buffer& q = operands_.data[k_query];
     const Buffer& v = operands_.data[k_value];
@@ -267,11 +270,15 @@ class Decoder {
     p.bottom_right = feature(kFeatureBottomRight);
     if (a.precision != 0 && a.precision != 1) return fail("precision: got %d", a.precision);
     p.precision = static_cast<Precision>(a.precision);
-    if (a.block_q < 0 || a.block_k < 0 || a.num_splits < 0) {
-      return fail("block_q, block_k, num_splits: got %lld, %lld, %lld; wanted >= 0", a.block_q,
-                  a.block_k, a.num_splits);
+    for (i64 size : {a.block_q, a.block_k, a.num_splits}) {
+      if (size < 0 || size > kMaxSize) {
+        return fail("block_q, block_k, num_splits: got %lld, %lld, %lld; wanted 0 to 2^31-1",
+                    a.block_q, a.block_k, a.num_splits);
+      }
     }
-    if (a.threads < 1 || a.threads > kMaxSize) return fail("threads: got %lld", a.threads);
+    if (a.threads < 1 || a.threads > kMaxThreads) {
+      return fail("threads: got %lld; wanted 1 to %lld", a.threads, kMaxThreads);
+    }
     if (a.dropout_threshold < 0 || a.dropout_threshold > 65536 ||
         !(std::isfinite(a.dropout_keep_scale) && a.dropout_keep_scale >= 0)) {
       return fail("dropout: got threshold %lld, scale %g", a.dropout_threshold,

@@ -49,23 +49,30 @@ class Frame {
     }
     for (size_t i = 0; i < args.size() && ok(); ++i) {
       const auto buffer = args.get<xla::ffi::AnyBuffer>(i);
-      if (buffer.has_error())
+      if (buffer.has_error()) {
         error_ = buffer.error().message();
-      else
+      } else if (check_dims("operand", i, *buffer)) {
         operands_[operand_count_++] = to_buffer(*buffer);
+      }
     }
     for (size_t i = 0; i < rets.size() && ok(); ++i) {
       auto buffer = rets.get<xla::ffi::AnyBuffer>(i);
-      if (buffer.has_error())
+      if (buffer.has_error()) {
         error_ = buffer.error().message();
-      else
+      } else if (check_dims("result", i, **buffer)) {
         results_[result_count_++] = to_buffer(**buffer);
+      }
     }
 #define ATTENTION_READ(name, cpp_type, type) read<cpp_type>(dictionary, #name, &attributes_.name);
     ATTENTION_ATTRIBUTES(ATTENTION_READ)
 #undef ATTENTION_READ
     xla::ffi::Span<const int64_t> divs;
     read<xla::ffi::Span<const int64_t>>(dictionary, ATTENTION_BATCH_DIV, &divs);
+    if (ok() && divs.size() > kMaxBuffers) {
+      error_ = "attribute " ATTENTION_BATCH_DIV ": got " + std::to_string(divs.size()) +
+               " entries; wanted at most " + std::to_string(kMaxBuffers);
+    }
+    if (!ok()) return;
     attributes_.batch_div = reinterpret_cast<const i64*>(divs.begin());
     attributes_.batch_div_size = static_cast<int>(divs.size());
   }
@@ -77,6 +84,16 @@ class Frame {
   const Attributes& attributes() const { return attributes_; }
 
  private:
+  // Whether there are dims to read, as many as fit into an int.
+  bool check_dims(const char* kind, size_t number, const xla::ffi::AnyBuffer& buffer) {
+    const auto dims = buffer.dimensions();
+    if (dims.size() <= kMaxRank && (dims.size() == 0 || dims.begin() != nullptr)) return true;
+    error_ = std::string(kind) + " " + std::to_string(number) + ": got rank " +
+             std::to_string(static_cast<int64_t>(dims.size())) + "; wanted 0 to " +
+             std::to_string(kMaxRank) + ", with dims";
+    return false;
+  }
+
   template <typename T, typename U>
   void read(const xla::ffi::Dictionary& dictionary, const char* name, U* value) {
     if (!ok()) return;
@@ -89,6 +106,7 @@ class Frame {
   }
 
   static constexpr size_t kMaxBuffers = 32;
+  static constexpr size_t kMaxRank = 8;
   Buffer operands_[kMaxBuffers];
   Buffer results_[kMaxBuffers];
   int operand_count_ = 0;
