@@ -197,10 +197,10 @@ inline void forward_decode(const ForwardTask& task) {
       for (int r = 0; r < head_rows; ++r) {
         block.maximum[r] = -__builtin_inff();
         block.sum[r] = 0.f;
-        const bool used = block.query_of(r) < block.mask.q_len;
+        const bool used = block.query[r] < block.mask.q_len;
         const Memory* source =
             static_cast<const Memory*>(p.q) +
-            ((p.q_batch(task.b) * p.lq + block.query_of(r)) * p.hq + block.head_of(r)) * p.d;
+            ((p.q_batch(task.b) * p.lq + block.query[r]) * p.hq + block.head[r]) * p.d;
         float* row = q + (head * head_rows + r) * width_q;
         for (int c = 0; c < width_q; c += kLanes)
           store(row + c, used && c < p.d ? load_upto(tag, source + c, p.d - c) : zero());

@@ -107,7 +107,7 @@ inline void load_rows(GradientState<Format>& state) {
       Element* q_row = state.q.by_d + r * Panel<Format>::kRowPitch;
       Element* do_row = state.d_out.by_d + r * Panel<Format>::kRowPitch;
       const i64 index = r < block.rows ? block.index_of(r) : 0;
-      const bool used = r < block.rows && block.query_of(r) < block.mask.q_len &&
+      const bool used = r < block.rows && block.query[r] < block.mask.q_len &&
                         args.lse[index] != -__builtin_inff();
       // +inf makes every weight of the row 0. A row that saw nothing contributes nothing, whatever
       // its q, dout and dlse hold.
@@ -117,7 +117,7 @@ inline void load_rows(GradientState<Format>& state) {
         zero_rows<Format>(do_row, 0, 1, state.dv);
         continue;
       }
-      const i64 row_in_batch = i64{block.query_of(r)} * p.hq + block.head_of(r);
+      const i64 row_in_batch = i64{block.query[r]} * p.hq + block.head[r];
       pack_rows<Format>(tag, q + row_in_batch * p.d, 0, 1, state.d, q_row);
       pack_rows<Format>(tag, d_out + index * p.dv, 0, 1, state.dv, do_row);
     }

@@ -111,8 +111,8 @@ inline void pack_lanes(const RowBlock& block, const void* operand, i64 batch_ind
       const Memory* rows[kLanes];
       for (int lane = 0; lane < kLanes; ++lane) {
         const int r = row + n * kLanes + lane;
-        const bool used = r < block.rows && block.query_of(r) < block.mask.q_len;
-        rows[lane] = used ? base + (i64{block.query_of(r)} * p.hq + block.head_of(r)) * d : nullptr;
+        const bool used = r < block.rows && block.query[r] < block.mask.q_len;
+        rows[lane] = used ? base + (i64{block.query[r]} * p.hq + block.head[r]) * d : nullptr;
       }
       for (int c = 0; c < d; c += kStep) {
         F tile[kLanes];

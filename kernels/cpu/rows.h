@@ -30,12 +30,8 @@ struct RowBlock {
 
   float scale = 1.f;
 
-  i32 query_of(int row) const { return q0 + row / group; }
-  i32 head_of(int row) const { return head0 + row % group; }
   // Row-major [B, Lq, Hq] index of a row.
-  i64 index_of(int row) const {
-    return (b * problem->lq + query_of(row)) * problem->hq + head_of(row);
-  }
+  i64 index_of(int row) const { return (b * problem->lq + query[row]) * problem->hq + head[row]; }
 };
 
 // The block over arrays that fill_rows has filled, or will.
@@ -126,7 +122,7 @@ ATTENTION_INLINE TileRange range_of_rows(const RowBlock& block, int row, int cou
 // code in score.h must agree with, used where a single entry matters.
 inline bool entry_allowed(const RowBlock& block, int row, i32 j) {
   const Problem& p = *block.problem;
-  const i32 i = block.query_of(row), h = block.head_of(row);
+  const i32 i = block.query[row], h = block.head[row];
   const i64 b = block.b;
   if (!block.mask.allows(i, j)) return false;
   if (p.q_segments.data && !same_segment(p.q_segments.row(b)[i], p.kv_segments.row(b)[j]))
@@ -154,8 +150,7 @@ inline bool entry_allowed(const RowBlock& block, int row, i32 j) {
 inline bool block_mask_hides(const RowBlock& block, int row, int count, Range keys) {
   const BlockMaskOperand& m = block.problem->block_mask;
   if (!m.index) return false;
-  const i32 first = block.query_of(row) / kMaskTile,
-            last = block.query_of(row + count - 1) / kMaskTile;
+  const i32 first = block.query[row] / kMaskTile, last = block.query[row + count - 1] / kMaskTile;
   const int heads = m.head_stride == 0 ? 1 : block.group;
   for (int g = 0; g < heads; ++g) {
     const i32* index =
