@@ -21,19 +21,26 @@ FUSED_DTYPES = ("float32", "bfloat16", "float16")
 
 
 @pytest.mark.parametrize("dtype", FUSED_DTYPES)
-@pytest.mark.parametrize("amplitude", [8.0, 100.0])
+@pytest.mark.parametrize("amplitude", [8.0, 60.0])
 def test_large_logits(backend, dtype, amplitude):
-    """Scores of thousands: past float16's range, and where exp underflows for most keys."""
+    """Products past float16's range, scores of thousands, where exp underflows for most keys."""
     case = dataclasses.replace(_CASE, dtype=dtype, amplitude=amplitude)
     problem = case.problem()
     top = np.abs(np.einsum("bihd,bjhd->bijh", *(
         x.astype(np.float64)[:, :, :2] for x in (problem.query, problem.key)
     ))).max()  # fmt: skip
-    assert top > 65504 or amplitude < 100
-    # tf32 is off by tens at scores of 1e5: the softmax of that is noise, whoever computes it.
-    noisy = backend.tf32 and dtype == "float32" and amplitude == 100
-    options = {"precision": "highest"} if noisy else {}
-    check(problem, backend, case.cotangents(), **options)
+    assert top > 65504 or amplitude < 60
+    if not (backend.tf32 and dtype == "float32" and amplitude == 60):
+        check(problem, backend, case.cotangents())
+        return
+    # tf32 is off by tens at such scores: the softmax of that is noise, whoever computes it. Three
+    # tf32 products carry 21 bits; where one weight is 1, the baseline's output carries all 24.
+    results, gradients = run.vjp(problem, backend, *case.cotangents(), precision="highest")
+    expected = accuracy.expected_forward(problem)
+    accuracy.assert_accurate("lse", results["lse"], expected["lse"])
+    bound = np.abs(problem.value).max() * 2.0**-20
+    np.testing.assert_allclose(results["out"], expected["out"].reference, rtol=0, atol=bound)
+    accuracy.assert_all_accurate(gradients, accuracy.expected_backward(problem, *case.cotangents()))
 
 
 @pytest.mark.parametrize("lq", [17, 64])
