@@ -51,6 +51,7 @@ def test_a_row_does_not_depend_on_other_rows_contents_and_lengths(backend, num_s
 
 
 def test_with_an_explicit_split_count_a_row_does_not_depend_on_the_batch(backend):
+    """To the bit where this project's kernels run; XLA picks its products' loops by shape."""
     p = dataclasses.replace(_CASE, b=4, causal=True, bottom_right=True).problem()
     p = p.with_arrays(key_lengths=np.array([300, 7, 64, 150], np.int32))
     options = {"entry": "decode_attention", "num_splits": 4}
@@ -64,7 +65,9 @@ def test_with_an_explicit_split_count_a_row_does_not_depend_on_the_batch(backend
         )
         got = run.forward(alone, backend, **options)
         for name in ("out", "lse"):
-            np.testing.assert_array_equal(got[name][0], together[name][b])
+            largest = np.abs(together[name][b]).max()
+            bound = 4 * np.finfo(np.float32).eps * largest if backend.name == "xla" else 0
+            np.testing.assert_allclose(got[name][0], together[name][b], rtol=0, atol=bound)
 
 
 @pytest.mark.parametrize("parts", [2, 5])
