@@ -18,7 +18,9 @@ class StoreError(Exception):
 
 
 # Settings that may differ between a run and its resumption: they change no number.
-_FREE_SETTINGS = ("output", "append", "resume", "plot", "time_budget_s", "argv", "machine_state")
+# What a run finds out about its machine and itself: never a reason to refuse its resumption.
+_FACTS = ("ceilings", "dropped_rounds", "machine_state")
+_FREE_SETTINGS = ("output", "append", "resume", "plot", "time_budget_s", "argv", *_FACTS)
 
 _DEVICE_IDENTITY = ("backend", "device_kind", "cpu", "cores", "jax", "jaxlib", "library")
 
@@ -102,7 +104,8 @@ class Store:
         runs[self.run] = config
 
     def record_setting(self, name: str, value: Any) -> None:
-        """Adds a fact about the current run to its configuration (dropped rounds, ceilings)."""
+        """Adds a fact about the current run (one of _FACTS) to its configuration."""
+        assert name in _FACTS, name
         self._data["config"]["runs"][self.run][name] = value
 
     def add(self, rows: Iterable[dict[str, Any]]) -> None:

@@ -105,8 +105,14 @@ def test_resume_refuses_another_configuration_and_names_the_difference(tmp_path)
     open_store(path).add([row()])
     with pytest.raises(store.StoreError, match="differs in: seq_lens"):
         open_store(path, config={"seq_lens": [16]}, resume=True)
-    # What changes no number may differ.
-    assert open_store(path, config={"machine_state": {"load": 1}}, resume=True).run == "gqa_1"
+    # What a run finds out, and what changes no number, may differ.
+    assert open_store(path, config={"output": "elsewhere"}, resume=True).run == "gqa_1"
+    facts = {"machine_state": {"load": 1}, "ceilings": {"gflops": 2.0}, "dropped_rounds": 3}
+    for name, value in facts.items():
+        first = open_store(path, resume=True)
+        first.record_setting(name, value)
+        first.write()
+        assert open_store(path, resume=True).run == "gqa_1", name
 
 
 def test_append_adds_a_run_and_refuses_another_machine(tmp_path):

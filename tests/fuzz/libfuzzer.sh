@@ -26,7 +26,7 @@ headers="$(./bazelw info output_base)/external/xla_ffi/include"
 build="$(mktemp -d)"
 trap 'rm -rf "${build}"' EXIT
 flags=(-std=c++17 -O1 -g -fno-omit-frame-pointer -I. -isystem "${headers}"
-  -fsanitize=address,undefined -fno-sanitize-recover=undefined)
+  "-fsanitize=address,undefined" -fno-sanitize-recover=undefined)
 
 # compile NAME SOURCE [OPTION...]
 compile() {
