@@ -40,7 +40,15 @@ def test_large_logits(backend, dtype, amplitude):
     accuracy.assert_accurate("lse", results["lse"], expected["lse"])
     bound = np.abs(problem.value).max() * 2.0**-20
     np.testing.assert_allclose(results["out"], expected["out"].reference, rtol=0, atol=bound)
-    accuracy.assert_all_accurate(gradients, accuracy.expected_backward(problem, *case.cotangents()))
+    # The backward pass forms the weights again from lse, which float32 holds to eps * |lse|: a
+    # relative error of that size in each weight, where the forward pass converted units.
+    relative = np.finfo(np.float32).eps * np.abs(expected["lse"].reference).max()
+    references = accuracy.expected_backward(problem, *case.cotangents())
+    assert gradients.keys() == references.keys()
+    for name, gradient in gradients.items():
+        reference = references[name].reference
+        largest = np.abs(reference).max()
+        np.testing.assert_allclose(gradient, reference, rtol=0, atol=relative * largest)
 
 
 @pytest.mark.parametrize("lq", [17, 64])
