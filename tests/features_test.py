@@ -12,7 +12,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.cases import accuracy, reference, run, support_matrix
+from tests.cases import accuracy, run, support_matrix
 from tests.cases.backends import BACKENDS, MISSING
 from tests.cases.features import DIRECTIONS, FEATURES
 from tests.cases.problem import DIFFERENTIABLE
@@ -59,18 +59,7 @@ def _check(feature, direction, dtype, backend):
     else:
         tangents = _tangents(problem)
         _, got = run.jvp(problem, backend, tangents, **extra)
-        exact = reference.jvp(problem, tangents, accuracy.reference_arithmetic(dtype))
-        bases = zip(
-            *(
-                reference.jvp(problem, tangents, a)
-                for a in accuracy.baseline_arithmetics(dtype, tf32)
-            ),
-            strict=True,
-        )
-        expected = {
-            name: accuracy.Expected(e, tuple(b.astype(got[name].dtype) for b in pair))
-            for name, e, pair in zip(("out", "lse"), exact, bases, strict=True)
-        }
+        expected = accuracy.expected_jvp(problem, tangents, tf32=tf32)
     accuracy.assert_all_accurate(got, expected, soft_cap=soft_cap)
 
 

@@ -217,6 +217,23 @@ class TestAccuracyRule:
         with pytest.raises(AssertionError, match=r"max error .* at \(1, 2, 3, 4\)"):
             accuracy.assert_accurate("out", wrong.astype(dtype), expected)
 
+    def test_takes_a_second_look_where_the_first_baselines_were_lucky(self):
+        """A lucky baseline (no error at all) does not condemn; six other orders are evaluated."""
+        expected = self._expected(np.float32)["out"]
+        exact = expected.reference.astype(np.float32)
+        lucky = dataclasses.replace(expected, baselines=(exact, exact))
+        errors = [np.abs(b - expected.reference) for b in expected.more()]
+        assert len({e.tobytes() for e in errors}) == 6, "each order has roundings of its own"
+        largest = max(float(e.max()) for e in errors)
+        for factor, passes in [(2, True), (4, False)]:
+            got = expected.reference.copy()
+            got[1, 2, 3, 4] += factor * largest
+            if passes:
+                accuracy.assert_accurate("out", got.astype(np.float32), lucky)
+            else:
+                with pytest.raises(AssertionError, match="max error"):
+                    accuracy.assert_accurate("out", got.astype(np.float32), lucky)
+
     def test_refuses_nan_and_misplaced_infinities(self):
         expected = self._expected(np.float32)["lse"]
         for bad, message in [(np.nan, "NaN"), (np.inf, "infinities"), (-np.inf, "infinities")]:

@@ -6,9 +6,10 @@
 `ref` is float64 (longdouble for float64 inputs). `baseline` is unfused attention of the same
 precision (cases/reference.py): float32 accumulation and softmax, product operands (P and dS too)
 rounded to the input's dtype, or to 10 mantissa bits for tf32; the backward pass sees the output in
-the input's dtype and lse in float32; float64 throughout for float64. It is evaluated twice, with
-every sum taken from its first term and from its last, because the error of one evaluation of a
-small problem is a matter of luck; the larger error counts.
+the input's dtype and lse in float32; float64 throughout for float64. The error of one evaluation of
+a small problem is a matter of luck, so it is evaluated twice, with every sum taken from its first
+term and from its last; the larger error counts. Where that is not enough, six shuffled orders are
+added: of a thousand checks of a kernel that is as accurate as the baseline, some meet two lucky ones.
 
 atol is the rounding noise of the result itself: 2 * max|(x + 0.3 - 0.3) - x| in the result's dtype,
 3 * with a soft cap. x runs over ref and over shrunken copies of it, so that a result of few numbers
@@ -20,6 +21,8 @@ are added, with the errors of its rows, which are measured, taken as independent
 """
 
 import dataclasses
+import functools
+from collections.abc import Callable
 
 import ml_dtypes
 import numpy as np
@@ -50,8 +53,13 @@ def _round_to(dtype):
     return lambda x: np.asarray(x).astype(dtype).astype(np.float32)
 
 
-def baseline_arithmetics(dtype, tf32=False) -> list[reference.Arithmetic]:
-    """The fixed same-precision arithmetic for inputs of `dtype`, in both orders of summation."""
+# Orders of summation (reference.Arithmetic): those always evaluated, and those of a second look.
+_ORDERS = (1, -1)
+_MORE_ORDERS = (2, 3, 4, 5, 6, 7)
+
+
+def baseline_arithmetics(dtype, tf32=False, orders=_ORDERS) -> list[reference.Arithmetic]:
+    """The fixed same-precision arithmetic for inputs of `dtype`, in each order of summation."""
     dtype = np.dtype(dtype)
     if dtype == np.float64:
         working, rounded, stored = np.float64, _same, _same
@@ -59,7 +67,7 @@ def baseline_arithmetics(dtype, tf32=False) -> list[reference.Arithmetic]:
         working, rounded, stored = np.float32, round_tf32 if tf32 else _same, _same
     else:
         working, rounded, stored = np.float32, _round_to(dtype), _round_to(dtype)
-    return [reference.Arithmetic(working, rounded, order, stored) for order in (1, -1)]
+    return [reference.Arithmetic(working, rounded, order, stored) for order in orders]
 
 
 def reference_arithmetic(dtype) -> reference.Arithmetic:
@@ -73,6 +81,7 @@ class Expected:
     reference: np.ndarray
     baselines: tuple[np.ndarray, ...]  # rounded to the result's dtype
     deviation: float = 0.0  # of the baseline's error, for sums over rows
+    more: Callable[[], tuple[np.ndarray, ...]] = tuple  # further baselines, for a second look
 
 
 def _noise(ref, dtype):
@@ -110,12 +119,16 @@ def assert_accurate(name, got, expected: Expected, *, soft_cap=False, factor=2.0
     )
     zero = np.zeros((), wide)
     error = np.abs(np.where(infinite, zero, values) - np.where(infinite, zero, ref))
-    with np.errstate(invalid="ignore"):
-        base_error = max(
-            np.where(infinite, zero, np.abs(base.astype(wide) - ref)).max()
-            for base in expected.baselines
-        )
+
+    def largest(baselines):
+        with np.errstate(invalid="ignore"):
+            errors = (np.where(infinite, zero, np.abs(b.astype(wide) - ref)) for b in baselines)
+            return max((e.max() for e in errors), default=zero)
+
     atol = (3 if soft_cap else 2) * _noise(ref, got.dtype) + 4 * expected.deviation
+    base_error = largest(expected.baselines)
+    if not error.max() <= factor * base_error + atol:
+        base_error = max(base_error, largest(expected.more()))
     bound = factor * base_error + atol
     if not error.max() <= bound:
         where = np.unravel_index(int(error.argmax()), error.shape)
@@ -129,13 +142,44 @@ def assert_accurate(name, got, expected: Expected, *, soft_cap=False, factor=2.0
 
 def expected_forward(problem: Problem, *, tf32=False) -> dict[str, Expected]:
     """What out (in the input's dtype) and lse (float32; float64 for float64) must be."""
+    exact = reference.forward(problem, reference_arithmetic(problem.query.dtype))
+
+    def evaluate(arithmetic):
+        f = reference.forward(problem, arithmetic)
+        return {"out": f.out, "lse": f.lse}
+
+    return _expected_results(problem, {"out": exact.out, "lse": exact.lse}, evaluate, tf32)
+
+
+def expected_jvp(problem: Problem, tangents, *, tf32=False) -> dict[str, Expected]:
+    """What the tangents of out and lse must be, in the results' dtypes."""
+    exact = reference.jvp(problem, tangents, reference_arithmetic(problem.query.dtype))
+
+    def evaluate(arithmetic):
+        return dict(zip(("out", "lse"), reference.jvp(problem, tangents, arithmetic), strict=True))
+
+    return _expected_results(problem, dict(zip(("out", "lse"), exact, strict=True)), evaluate, tf32)
+
+
+def _expected_results(problem, exact, evaluate, tf32):
+    """`Expected` of {'out', 'lse'}; evaluate: arithmetic -> the same results in it."""
     dtype = problem.query.dtype
-    ref = reference.forward(problem, reference_arithmetic(dtype))
-    bases = [reference.forward(problem, a) for a in baseline_arithmetics(dtype, tf32)]
-    lse_dtype = np.float64 if dtype == np.float64 else np.float32
+    dtypes = {"out": dtype, "lse": np.float64 if dtype == np.float64 else np.float32}
+
+    @functools.cache
+    def baselines(orders):
+        return [evaluate(a) for a in baseline_arithmetics(dtype, tf32, orders)]
+
+    def values(name, orders):
+        return tuple(b[name].astype(dtypes[name]) for b in baselines(orders))
+
     return {
-        "out": Expected(ref.out, tuple(b.out.astype(dtype) for b in bases)),
-        "lse": Expected(ref.lse, tuple(b.lse.astype(lse_dtype) for b in bases)),
+        name: Expected(
+            exact[name],
+            values(name, _ORDERS),
+            more=functools.partial(values, name, _MORE_ORDERS),
+        )
+        for name in dtypes
     }
 
 
@@ -143,18 +187,26 @@ def expected_backward(problem: Problem, dout, dlse=None, *, tf32=False) -> dict[
     """What the gradient of each differentiable operand must be, in the operand's dtype."""
     dtype = problem.query.dtype
     ref = reference.backward(problem, dout, dlse, reference_arithmetic(dtype))
-    bases = [reference.backward(problem, dout, dlse, a) for a in baseline_arithmetics(dtype, tf32)]
+
+    @functools.cache
+    def baselines(orders):
+        arithmetics = baseline_arithmetics(dtype, tf32, orders)
+        return [reference.backward(problem, dout, dlse, a) for a in arithmetics]
+
+    def values(name, orders):
+        operand = np.asarray(getattr(problem, name)).dtype
+        return tuple(base[name].value.astype(operand) for base in baselines(orders))
+
     result = {}
     for name in DIFFERENTIABLE:
         if name not in ref:
             continue
-        operand = np.asarray(getattr(problem, name)).dtype
         deviation = 0.0
         if ref[name].rows is not None and ref[name].value.size and ref[name].rows.shape[-1] > 1:
-            errors = [(base[name].rows - ref[name].rows).astype(np.float64) for base in bases]
-            deviation = max(float(np.sqrt((e**2).sum(-1)).max()) for e in errors)
-        values = tuple(base[name].value.astype(operand) for base in bases)
-        result[name] = Expected(ref[name].value, values, deviation)
+            errors = [b[name].rows - ref[name].rows for b in baselines(_ORDERS)]
+            deviation = max(float(np.sqrt((e.astype(float) ** 2).sum(-1)).max()) for e in errors)
+        more = functools.partial(values, name, _MORE_ORDERS)
+        result[name] = Expected(ref[name].value, values(name, _ORDERS), deviation, more)
     return result
 
 

@@ -26,11 +26,11 @@ def _exact(x):
 class Arithmetic:
     """How the formulas are evaluated.
 
-    dtype: the working dtype. round: rounds product operands. order: 1 or -1: sums are taken one
-    term after the other, from the first or from the last one; 0: as NumPy likes. stored: rounds the
-    output that the forward pass leaves to the backward pass, which then takes the weights from lse,
-    and sum(dout * out) from the output, as the memory of a training step allows; None: the backward
-    pass uses the weights themselves.
+    dtype: the working dtype. round: rounds product operands. order: sums are taken one term after
+    the other, from the first (1), from the last (-1), or shuffled (2, 3, ...: the seed); 0: as
+    NumPy likes. stored: rounds the output that the forward pass leaves to the backward pass, which
+    then takes the weights from lse, and sum(dout * out) from the output, as the memory of a
+    training step allows; None: the backward pass uses the weights themselves.
     """
 
     dtype: type = np.float64
@@ -43,7 +43,7 @@ class Arithmetic:
         if not self.order:
             return a @ b
         total = np.zeros((*a.shape[:-1], b.shape[-1]), self.dtype)
-        for i in range(a.shape[-1])[:: self.order]:
+        for i in self._terms(a.shape[-1]):
             total += a[..., i, None] * b[..., i, None, :]
         return total
 
@@ -51,9 +51,15 @@ class Arithmetic:
         """Sum over one axis in the working dtype."""
         if not self.order or x.shape[axis] == 0:
             return x.sum(axis, dtype=self.dtype, keepdims=keepdims)
-        x = np.flip(x, axis) if self.order < 0 else x
+        x = np.take(x, self._terms(x.shape[axis]), axis)
         total = np.take(np.add.accumulate(x, axis, dtype=self.dtype), -1, axis)
         return np.expand_dims(total, axis) if keepdims else total
+
+    def _terms(self, n):
+        """The order in which n terms are added."""
+        if self.order > 1:
+            return np.random.default_rng([self.order, n]).permutation(n)
+        return np.arange(n)[:: self.order]
 
 
 FLOAT64 = Arithmetic()
