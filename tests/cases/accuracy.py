@@ -9,7 +9,7 @@ rounded to the input's dtype, or to 10 mantissa bits for tf32; the backward pass
 the input's dtype and lse in float32; float64 throughout for float64. The error of one evaluation of
 a small problem is a matter of luck, so it is evaluated twice, with every sum taken from its first
 term and from its last; the larger error counts. Where that is not enough, six shuffled orders are
-added: of a thousand checks of a kernel that is as accurate as the baseline, some meet two lucky ones.
+added: of a thousand checks of a kernel as accurate as the baseline, some meet two lucky ones.
 
 atol is the rounding noise of the result itself: 2 * max|(x + 0.3 - 0.3) - x| in the result's dtype,
 3 * with a soft cap. x runs over ref and over shrunken copies of it, so that a result of few numbers
