@@ -41,7 +41,7 @@ def main(argv: list[str]) -> int:
         return 1
     text = render.render(payload.build(files), _TITLE.value)
     try:
-        output.write_text(text)
+        output.write_text(text, encoding="utf-8", errors="replace")
     except OSError as error:
         print(f"cannot write {output}: {error.strerror}", file=sys.stderr)
         return 1

@@ -68,7 +68,7 @@ def compare(
         if key not in theirs:
             continue
         b = theirs[key]
-        failed = [(side, one) for side, one in (("A", a), ("B", b)) if one.error is not None]
+        failed = [(side, one) for side, one in (("A", a), ("B", b)) if _without_number(one)]
         if failed:
             errors += failed
         else:
@@ -92,6 +92,13 @@ def ignored_fields(wanted_a: dict[str, str], wanted_b: dict[str, str]) -> frozen
     if different & {"impl", "dtype"}:
         different.add("precision")
     return frozenset(different)
+
+
+def _without_number(one: Pooled) -> str | None:
+    """Why there is nothing to divide: the error, or a search in which not even one length ran."""
+    if one.error is None and one.case.suite == "max_seq" and not one.longest_seq:
+        return f"no length ran, the limit was {one.limit}"
+    return one.error
 
 
 def _by_configuration(
@@ -157,7 +164,7 @@ def render(outcome: Outcome) -> str:
         if failed:
             lines.append(
                 f"errors in {side}: {len(failed)} configurations have no numbers, the first: "
-                f"{_only(failed[0])}: {failed[0].error}"
+                f"{_only(failed[0])}: {_without_number(failed[0])}"
             )
     for side, rest in (("A", outcome.only_a), ("B", outcome.only_b)):
         if rest:

@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import dataclasses
 import gzip
-import json
+import io
 import zlib
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import schema
+from benchmarks.harness import json_text, schema
 from benchmarks.harness.implementations import canonical
+
+# A hundred times the reference data; what is larger (a packed bomb, a device) is none of ours.
+LARGEST_BYTES = 256 << 20
 
 
 @dataclasses.dataclass
@@ -36,56 +39,82 @@ def read(path: Path, name: str | None = None) -> ResultFile:
     """Reads a .json or .json.gz file; never raises for what the file holds."""
     file = ResultFile(name or path.name)
     try:
-        raw = path.read_bytes()
-        if raw[:2] == b"\x1f\x8b":
-            raw = gzip.decompress(raw)
-        data = json.loads(raw.decode("utf-8"))
+        data = json_text.parse(_text(path))
     except OSError as error:
         reason = error.strerror or str(error)
         file.problems.append(f"{path}: cannot be read: {reason}")
-        return file
     except (EOFError, zlib.error) as error:
         file.problems.append(f"{path}: truncated or damaged gzip data: {error}")
-        return file
     except UnicodeDecodeError as error:
         file.problems.append(f"{path}: is no UTF-8 text: {error.reason} at byte {error.start}")
-        return file
-    except json.JSONDecodeError as error:
-        what = "truncated" if error.pos >= len(raw.decode("utf-8").rstrip()) - 1 else "no JSON"
-        file.problems.append(f"{path}: {what}: {error.msg} at line {error.lineno}")
-        return file
-    _take(file, path, data)
+    except json_text.JsonError as error:
+        file.problems.append(f"{path}: {error}")
+    else:
+        _take(file, path, data)
     return file
+
+
+def _text(path: Path) -> str:
+    """The file's text, unpacked; reads no more than a result file can have."""
+    with path.open("rb") as stream:
+        raw = stream.read(LARGEST_BYTES + 1)
+    if raw[:2] == b"\x1f\x8b":
+        raw = gzip.GzipFile(fileobj=io.BytesIO(raw)).read(LARGEST_BYTES + 1)
+    if len(raw) > LARGEST_BYTES:
+        raise json_text.JsonError(f"holds more than {LARGEST_BYTES >> 20} MiB")
+    return raw.decode("utf-8")
 
 
 def _take(file: ResultFile, path: Path, data: Any) -> None:
     if not isinstance(data, dict) or not isinstance(data.get("results"), list):
         file.problems.append(f"{path}: is no result file: expected an object with a list 'results'")
         return
+    if isinstance(data, json_text.Object) and data.repeated is not None:
+        file.problems.append(f"{path}: field {data.repeated!r} is given twice")
+        return
     version = data.get("schema", 0)
-    if version not in (0, schema.VERSION):
+    if not isinstance(version, int) or version is True or version not in (0, schema.VERSION):
         file.problems.append(
-            f"{path}: schema {version!r} is unknown; this program reads 0 (reference) and "
-            f"{schema.VERSION}"
+            f"{path}: schema {json_text.shortened(version)} is unknown; this program reads 0 "
+            f"(reference) and {schema.VERSION}"
         )
         return
     file.version = version
-    for part in ("device", "config"):
+    for part, problem_of in (
+        ("device", schema.device_problem),
+        ("config", schema.config_problem),
+    ):
         value = data.get(part, {})
-        if isinstance(value, dict):
-            setattr(file, part, value)
+        problem = problem_of(value)
+        if problem:
+            file.problems.append(f"{path}: field '{part}': {problem}")
         else:
-            file.problems.append(f"{path}: field '{part}' is no object")
+            setattr(file, part, value)
     if not data["results"]:
         file.problems.append(f"{path}: holds no rows")
     for index, row in enumerate(data["results"]):
-        if version == 0 and isinstance(row, dict):
+        problem = schema.row_problem(row) if version else reference_problem(row)
+        if version == 0 and not problem:
             row = from_reference(row)
-        problem = schema.row_problem(row)
+            problem = schema.row_problem(row)
         if problem:
             file.problems.append(f"{path}: row {index}: {problem}")
         else:
             file.rows.append(row)
+
+
+def reference_problem(row: Any) -> str | None:
+    """What keeps a row of the reference data from being translated, naming the field."""
+    if not isinstance(row, dict):
+        return schema.row_problem(row)
+    for new, old in (("lq", "seq"), ("lkv", "seq"), ("hq", "heads"), ("hkv", "heads")):
+        if new in row and old in row:
+            return f"fields '{new}' and '{old}': one of them is meant"
+    for name in ("suite", "impl", "dtype", "rel_err"):
+        problem = schema.value_problem(name, row[name]) if name in row else None
+        if problem:
+            return f"field '{name}': {problem}"
+    return schema.repetition(row)
 
 
 # splitsweep and blockk rows of the reference data name no implementation.
@@ -108,7 +137,7 @@ def from_reference(row: dict[str, Any]) -> dict[str, Any]:
         new["impl"] = "every"
     new.setdefault("causal", False)
     new.setdefault("mode", "fwd")
-    if new.get("num_splits") == 0:
+    if new.get("num_splits") == 0 and new["num_splits"] is not False:
         new["num_splits"] = 1
     if row.get("suite") == "splitsweep":
         new.setdefault("num_splits", 1)

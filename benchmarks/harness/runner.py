@@ -338,12 +338,21 @@ def run_suite(suite: str) -> int:
     except StoreError as error:
         flags.exit_with(str(error), 2 if not store.run else 1)
     except KeyboardInterrupt:
-        kept = f"; go on with --output={options.output} --resume" if options.output else ""
-        flags.exit_with(f"interrupted: {len(store.rows)} rows are kept{kept}", 130)
+        flags.exit_with(f"interrupted: {_kept(store)}", 130)
+    except OSError as error:
+        # No room for scratch files, no more processes: a fact about the machine, not a bug.
+        flags.exit_with(f"stopped: {error}: {_kept(store)}", 1)
     finally:
         if "progress" in locals():
             progress.close()
     return _finish(store, runs_done, ceilings, budget, options)
+
+
+def _kept(store: Store) -> str:
+    """What is left of a run that ends early."""
+    if store.path is None:
+        return "nothing is kept without --output"
+    return f"{len(store.rows)} rows are kept; go on with --output={store.path} --resume"
 
 
 def _finish(

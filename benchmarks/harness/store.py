@@ -3,23 +3,25 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import os
-import tempfile
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness import schema
+from benchmarks.harness import json_text, schema
 
 
 class StoreError(Exception):
     """The output file cannot be used as asked; the message is one line for the user."""
 
 
-# Settings that may differ between a run and its resumption: they change no number.
 # What a run finds out about its machine and itself: never a reason to refuse its resumption.
 _FACTS = ("ceilings", "dropped_rounds", "machine_state")
+
+# Settings that may differ between a run and its resumption: they change no number.
 _FREE_SETTINGS = ("output", "append", "resume", "plot", "time_budget_s", "argv", *_FACTS)
 
 _DEVICE_IDENTITY = ("backend", "device_kind", "cpu", "cores", "jax", "jaxlib", "library")
@@ -28,11 +30,13 @@ _DEVICE_IDENTITY = ("backend", "device_kind", "cpu", "cores", "jax", "jaxlib", "
 class Store:
     """Rows of one file. Every `add` replaces the file atomically: a kill leaves the last version.
 
-    With `path` None rows are kept in memory only.
+    Of two processes that write to one file at once, the one that finds the other's version puts its
+    rows beside it and says so. With `path` None rows are kept in memory only.
     """
 
     def __init__(self, path: Path | None, device: dict[str, Any]):
         self.path = path
+        self._version = _version(path)
         self._data: dict[str, Any] = {
             "schema": schema.VERSION,
             "device": device,
@@ -56,27 +60,46 @@ class Store:
         """Reads the existing file to append to or to resume."""
         if self.path is None or not self.path.exists():
             return
+        version = _version(self.path)
         try:
-            data = json.loads(self.path.read_text())
-        except (OSError, ValueError) as error:
+            data = json_text.parse(self.path.read_text(encoding="utf-8"))
+        except (OSError, ValueError, json_text.JsonError) as error:
             raise StoreError(f"{self.path}: cannot be read as a result file: {error}") from error
-        if not isinstance(data, dict) or data.get("schema") != schema.VERSION:
-            found = data.get("schema") if isinstance(data, dict) else type(data).__name__
-            raise StoreError(
-                f"{self.path}: schema {found!r} cannot be extended, only {schema.VERSION} can"
-            )
+        problem = self._problem(data)
+        if problem:
+            raise StoreError(f"{self.path}: {problem}")
+        self._version = version
+        self._data = {"device": {}, "config": {}} | data
+
+    def _problem(self, data: Any) -> str | None:
+        """Why rows cannot be added to a file with this content; None if they can."""
+        found = data.get("schema") if isinstance(data, dict) else type(data).__name__
+        if not isinstance(found, int) or found is True or found != schema.VERSION:
+            found = json_text.shortened(found)
+            return f"schema {found} cannot be extended, only {schema.VERSION} can"
+        if data.repeated is not None:
+            return f"field {data.repeated!r} is given twice"
+        for part, problem_of in (
+            ("device", schema.device_problem),
+            ("config", schema.config_problem),
+        ):
+            problem = problem_of(data.get(part, {}))
+            if problem:
+                return f"field '{part}': {problem}"
         theirs, ours = data.get("device", {}), self._data["device"]
         for name in _DEVICE_IDENTITY:
             if theirs.get(name) != ours.get(name):
-                raise StoreError(
-                    f"{self.path}: measured with {name} = {theirs.get(name)!r}, this is "
-                    f"{ours.get(name)!r}: rows of two machines do not go into one file"
+                return (
+                    f"measured with {name} = {theirs.get(name)!r}, this is {ours.get(name)!r}: "
+                    "rows of two machines do not go into one file"
                 )
-        for index, row in enumerate(data.get("results", [])):
+        if not isinstance(data.get("results"), list):
+            return "field 'results' is no list"
+        for index, row in enumerate(data["results"]):
             problem = schema.row_problem(row)
             if problem:
-                raise StoreError(f"{self.path}: row {index}: {problem}")
-        self._data = data
+                return f"row {index}: {problem}"
+        return None
 
     def begin_run(self, suite: str, config: dict[str, Any], resume: bool) -> None:
         """Starts a run, or with `resume` continues the one with this configuration.
@@ -121,29 +144,68 @@ class Store:
         """Writes to a temporary file beside the target, then renames over it."""
         if self.path is None:
             return
-        text = _dump(self._data)
-        temporary = None
         try:
-            with tempfile.NamedTemporaryFile(
-                "w", dir=self.path.parent, prefix=self.path.name + ".", suffix=".tmp", delete=False
-            ) as file:
-                temporary = file.name
-                file.write(text)
-                file.flush()
-                os.fsync(file.fileno())
-            os.chmod(temporary, 0o666 & ~_umask())
-            os.replace(temporary, self.path)
+            with _alone_in(self.path.parent):
+                overtaken = _version(self.path) != self._version
+                written = self._beside() if overtaken else self.path
+                _replace(written, _dump(self._data))
+                self._version = _version(self.path)
         except OSError as error:
-            if temporary is not None and os.path.exists(temporary):
-                os.unlink(temporary)
             kept = "its last complete version is kept" if self.path.exists() else "nothing is kept"
             raise StoreError(f"cannot write {self.path}: {error}; {kept}") from error
+        if overtaken:
+            raise StoreError(
+                f"another process wrote to {self.path} meanwhile: the rows of this run, with those "
+                f"that it had read, are in {written}"
+            )
+
+    def _beside(self) -> Path:
+        """A file of this process beside the target; never one that exists."""
+        assert self.path is not None
+        number = 1
+        while True:
+            path = self.path.with_name(f"{self.path.stem}.{os.getpid()}_{number}.json")
+            if not path.exists():
+                return path
+            number += 1
 
 
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
+def _version(path: Path | None) -> tuple[int, ...] | None:
+    """Tells one version of a file from the next: each is a new file, so its inode changes."""
+    if path is None:
+        return None
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return (status.st_ino, status.st_size, status.st_mtime_ns)
+
+
+@contextlib.contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Keeps other stores from writing in a folder while a file is looked at and replaced."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _replace(path: Path, text: str) -> None:
+    # One name, which only the process that is alone in the folder uses: what a kill leaves there,
+    # the next write takes away.
+    temporary = path.with_name(path.name + ".tmp")
+    try:
+        with temporary.open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+    except OSError:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
 
 
 def _settled(config: dict[str, Any]) -> dict[str, Any]:

@@ -65,6 +65,9 @@ def test_kill_at_any_moment_leaves_a_whole_file(tmp_path):
         )
         assert done.returncode == -9
         assert len(json.loads(path.read_text())["results"]) == 1
+    assert len(os.listdir(tmp_path)) == 2
+    open_store(path).add([row()])
+    assert os.listdir(tmp_path) == ["r.json"]
 
 
 def test_full_disk_is_said_and_keeps_the_last_version(tmp_path):
@@ -107,7 +110,8 @@ def test_resume_refuses_another_configuration_and_names_the_difference(tmp_path)
         open_store(path, config={"seq_lens": [16]}, resume=True)
     # What a run finds out, and what changes no number, may differ.
     assert open_store(path, config={"output": "elsewhere"}, resume=True).run == "gqa_1"
-    facts = {"machine_state": {"load": 1}, "ceilings": {"gflops": 2.0}, "dropped_rounds": 3}
+    ceilings = {"gflops": {"float32": 2.0}}
+    facts = {"machine_state": {"load": 1}, "ceilings": ceilings, "dropped_rounds": 3}
     for name, value in facts.items():
         first = open_store(path, resume=True)
         first.record_setting(name, value)
