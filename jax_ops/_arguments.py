@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import math
 import numbers
 from typing import Any
@@ -21,6 +22,21 @@ PRECISIONS = ("default", "highest")
 _MAX_ID = 2**31 - 1
 # Values of jax.default_matmul_precision that mean full float32 products.
 _FULL_FLOAT32 = ("highest", "float32", "F32_F32_F32")
+
+
+def function(name: str, value: Any, parameters: str, others: str = "") -> None:
+    """Refuses what cannot be called with these parameters, before a trace fails inside it."""
+    allowed = f"a function ({parameters}){others}"
+    if not callable(value):
+        raise type_error(name, type(value).__name__, allowed)
+    try:
+        signature = inspect.signature(value)
+    except ValueError:
+        return  # Some built-in functions have none; calling them tells.
+    try:
+        signature.bind(*parameters.split(","))
+    except TypeError as error:
+        raise type_error(name, f"a function with parameters {signature}", allowed) from error
 
 
 def as_array(name: str, x: Any) -> jax.Array:

@@ -91,7 +91,9 @@ def evaluate(mask: Mask, sizes: Sizes, shift: Any = 0) -> BlockMask | None:
         return None
     with jax.ensure_compile_time_eval():
         by_batch, by_head = _depends_on(mask, shift)
-        batch, heads = batch if by_batch else 1, sizes.hq if by_head else 1
+        # Without batch entries or heads there is none to evaluate the mask for.
+        batch = batch if by_batch or batch == 0 else 1
+        heads = sizes.hq if by_head or sizes.hq == 0 else 1
         tile_rows, tile_cols = -(-sizes.lq // MASK_TILE), -(-sizes.lkv // MASK_TILE)
         index = np.full((batch, heads, tile_rows, tile_cols), EMPTY_TILE, np.int32)
         if index.size == 0:

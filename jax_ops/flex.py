@@ -18,7 +18,7 @@ import numpy as np
 
 from jax_ops import _arguments as arguments
 from jax_ops import _peers, block_mask, dispatch
-from jax_ops._errors import UnsupportedError, argument_error, dtype_error, type_error
+from jax_ops._errors import UnsupportedError, argument_error, dtype_error
 from jax_ops._problem import Problem, attend, make_problem
 from jax_ops._spec import AttentionSpec, Operands, Sizes, sizes_of
 from jax_ops._xla import blockwise
@@ -332,9 +332,7 @@ def _shift(spec: AttentionSpec, operands: Operands, sizes: Sizes) -> Any:
 
 
 def _check_score_mod(score_mod: Any, dtype: np.dtype) -> None:
-    if not callable(score_mod):
-        allowed = "a function (score, b, h, q_idx, kv_idx) or a SoftCap"
-        raise type_error("score_mod", type(score_mod).__name__, allowed)
+    arguments.function("score_mod", score_mod, "score, b, h, q_idx, kv_idx", ", or a SoftCap")
     scalar = jax.ShapeDtypeStruct((), np.int32)
     result = jax.eval_shape(score_mod, jax.ShapeDtypeStruct((), dtype), *[scalar] * 4)
     if getattr(result, "shape", None) != () or not jnp.issubdtype(result.dtype, jnp.floating):

@@ -276,6 +276,7 @@ class FunctionMask(Mask):
 
     def bound(self, sizes: Sizes, batched: bool) -> FunctionMask:
         """See `Mask.bound`."""
+        arguments.function("mask_mod", self.mask_mod, "b, h, q_idx, kv_idx")
         scalar = jax.ShapeDtypeStruct((), np.int32)
         result = jax.eval_shape(self.mask_mod, *[scalar] * 4)
         if getattr(result, "shape", None) != () or result.dtype != np.bool_:
@@ -343,6 +344,11 @@ class BlockMask(Mask):
         return float(np.mean(index != EMPTY_TILE)) if index.size else 0.0
 
     def __repr__(self) -> str:
+        arrays = self.index, self.bits
+        if [len(getattr(x, "shape", ())) for x in arrays] != [4, 3]:
+            # Not checked before the mask is used; an error about it shows it.
+            parts = [*map(describe, arrays), repr(self.query_length), repr(self.key_length)]
+            return f"BlockMask({', '.join(parts)})"
         batch, heads = self.index.shape[:2]
         size = f"{self.query_length}x{self.key_length}, batch {batch}, heads {heads}"
         if isinstance(self.index, jax.core.Tracer):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Faults around a call: no memory, many threads, fork, interrupt, thread pools of any size.
+"""Faults around a call: no memory, no disk, threads, fork, interrupt, thread pools of any size.
 
 Each runs in a process of its own with a time limit: nothing hangs, nothing is lost, and the message
 says what happened.
@@ -13,6 +13,7 @@ import textwrap
 import pytest
 
 _PRELUDE = """
+import signal
 import sys
 import numpy as np
 import jax
@@ -20,6 +21,8 @@ import jax.numpy as jnp
 import jax_ops
 
 backend = sys.argv[1]
+# What a shell starts in the background begins with interrupts ignored.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 def inputs(length=128, heads=4, seed=0):
     rng = np.random.default_rng(seed)
@@ -171,7 +174,6 @@ def test_an_interrupt_ends_a_loop_of_calls_and_loses_nothing(backend):
     out = run_script(
         """
         import os
-        import signal
         import threading
         arguments = inputs(256)
         expected = np.asarray(attend(*arguments))
@@ -190,3 +192,54 @@ def test_an_interrupt_ends_a_loop_of_calls_and_loses_nothing(backend):
         backend,
     )
     assert "interrupted" in out and "still works" in out
+
+
+def test_an_interrupt_during_one_long_call(backend):
+    """The call ends, the interrupt is raised, and the next call is right."""
+    out = run_script(
+        """
+        import os
+        import threading
+        import time
+        length, seconds = 256, 0.0
+        while seconds < 0.4:
+            length *= 2
+            arguments = inputs(length)
+            expected = np.asarray(attend(*arguments))
+            begin = time.perf_counter()
+            attend(*arguments).block_until_ready()
+            seconds = time.perf_counter() - begin
+        threading.Timer(seconds / 4, os.kill, (os.getpid(), signal.SIGINT)).start()
+        begin = time.perf_counter()
+        try:
+            attend(*arguments).block_until_ready()
+            time.sleep(10)
+            print("not interrupted")
+        except KeyboardInterrupt:
+            print("interrupted")
+        assert time.perf_counter() - begin < 9 + 9 * seconds
+        np.testing.assert_array_equal(np.asarray(attend(*arguments)), expected)
+        print("still works")
+        """,
+        backend,
+    )
+    assert out.split("\n")[:2] == ["interrupted", "still works"]
+
+
+def test_no_home_and_no_space_on_any_disk(backend):
+    """Nothing is written: below a device there is no folder, and no file may grow."""
+    _host_only(backend)
+    out = run_script(
+        """
+        import resource
+        resource.setrlimit(resource.RLIMIT_FSIZE, (0, resource.RLIM_INFINITY))
+        out = np.asarray(attend(*inputs()))
+        total = sum(float(jnp.abs(x).sum()) for x in gradient(*inputs()))
+        assert np.isfinite(out).all() and 0 < total < 1e9
+        sys.stdout.write("works")
+        """,
+        backend,
+        HOME="/dev/null/home",
+        XDG_CACHE_HOME="/dev/null/home",
+    )
+    assert out == "works"
