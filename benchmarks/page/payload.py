@@ -49,7 +49,9 @@ def build(files: list[ResultFile]) -> dict[str, Any]:
                 "runs": _runs(file),
             }
         )
-        figures += _figures(file.name, pooled)
+        for tag in dict.fromkeys(one.tag for one in pooled):
+            source = file.name if tag is None else f"{file.name} · {tag}"
+            figures += _figures(source, [one for one in pooled if one.tag == tag])
         for one in pooled:
             rows.append(_row(len(rows), index, one, ceilings))
     return {"files": described, "rows": rows, "figures": figures}
@@ -87,6 +89,9 @@ def _row(index: int, file: int, one: Pooled, ceilings: dict[str, Any] | None) ->
     if one.error is not None:
         return row | {"error": one.error, "error_kind": errors.kind(one.error)}
     row |= {name: one.fields[name] for name in _TAKEN if name in one.fields}
+    for name, value in one.fields.items():
+        if name.startswith("rel_vs_"):
+            row |= {"rel_vs": value, "baseline": name.removeprefix("rel_vs_")}
     if one.median_ms is None:
         return row
     row |= {"median_ms": one.median_ms, "q1_ms": one.q1_ms, "q3_ms": one.q3_ms}
@@ -106,15 +111,15 @@ def _row(index: int, file: int, one: Pooled, ceilings: dict[str, Any] | None) ->
     return row
 
 
-def _figures(name: str, pooled: list[Pooled]) -> list[dict[str, Any]]:
-    """Figures of one file: how good automatic choices are, and the ratios the suites ask for."""
+def _figures(source: str, pooled: list[Pooled]) -> list[dict[str, Any]]:
+    """Figures of one tag of a file: how good automatic choices are, and the suites' ratios."""
     figures = []
     for suite, label in (("splitsweep", "automatic split count"), ("dispatch", "default choice")):
         distances = [choice.distance for choice in summaries.choices(pooled, suite)]
         if distances:
             figures.append(
                 {
-                    "file": name,
+                    "source": source,
                     "suite": suite,
                     "value": geometric_mean(distances),
                     "label": f"{label}, time over the best of its sweep",
@@ -126,7 +131,7 @@ def _figures(name: str, pooled: list[Pooled]) -> list[dict[str, Any]]:
         if ratios:
             figures.append(
                 {
-                    "file": name,
+                    "source": source,
                     "suite": suite,
                     "value": geometric_mean(ratios),
                     "label": label,

@@ -65,6 +65,13 @@ def test_every_measurement_is_in_the_page(page):
     assert kinds == {"skipped", "out of memory"}
 
 
+def test_rows_without_a_reference_tell_their_distance_from_the_baseline(page):
+    rows = [one for one in embedded(page)["rows"] if one["suite"] == "decode" and "rel_vs" in one]
+    assert {one["baseline"] for one in rows} == {"nosplit"}
+    assert all(0 <= one["rel_vs"] < 0.02 for one in rows)
+    assert not any("rel_vs" in one for one in embedded(page)["rows"] if one["impl"] == "nosplit")
+
+
 def test_figures_of_merit(page):
     figures = {(f["suite"], f["label"]): f["value"] for f in embedded(page)["figures"]}
     assert figures["decode", "split-KV over one split"] == pytest.approx(0.340, abs=5e-4)

@@ -88,7 +88,7 @@
   const yAxis = (root, ticks, y, width, label) => {
     for (const tick of ticks) {
       svg('line', {class: 'grid', x1: MARGIN.left, x2: width - MARGIN.right, y1: y(tick), y2: y(tick)}, root);
-      svg('text', {x: MARGIN.left - 6, y: y(tick) + 4, 'text-anchor': 'end', text: Report.number(tick, 3)}, root);
+      svg('text', {x: MARGIN.left - 6, y: y(tick) + 4, 'text-anchor': 'end', text: Report.tick(tick)}, root);
     }
     const middle = (MARGIN.top + y.bottom) / 2;
     svg('text', {
@@ -118,7 +118,7 @@
   // A chart of points, optionally joined to lines.
   //   series: [{name, color, shape, points: [{x, y, low, high, row, lines}]}]
   //   options: width, height, label, xLabel, yLabel, xKind, yKind, xTicks, xText, join,
-  //            ceilings: [{points: [[x, y], ...], text}], rule: {y, text, color}, radius
+  //            ceilings: [{ridge, peak, text}], rule: {y, text, color}, radius
   Report.pointChart = (series, options) => {
     const {width, height} = options;
     const root = frame(width, height, options.label);
@@ -127,11 +127,13 @@
     const xs = points.map((p) => p.x);
     const ys = points.flatMap((p) => [p.y, p.low, p.high].filter((v) => v > 0));
     const extra = options.rule ? [options.rule.y] : [];
-    const far = (options.ceilings || []).flatMap((c) => c.points.map((p) => p[1]));
+    const ceilings = options.ceilings || [];
+    // Where a ceiling bends is part of the picture, also when every point lies on one side of it.
+    xs.push(...ceilings.map((c) => c.ridge / 3));
     const spread = (values, by) => [Math.min(...values) / by, Math.max(...values) * by];
     const [xLow, xHigh] = options.xKind === 'log' ? spread(xs, 1.15) : [Math.min(...xs) - 0.5, Math.max(...xs) + 0.5];
     const yAll = [...ys, ...extra];
-    if (far.length) yAll.push(Math.max(...far));
+    yAll.push(...ceilings.map((c) => c.peak));
     const [yLow, yHigh] = options.yKind === 'log' ? spread(yAll, 1.25) : [0, Math.max(...yAll) * 1.06];
     const x = scale(options.xKind, xLow, xHigh, MARGIN.left, width - MARGIN.right);
     const y = scale(options.yKind, yLow, yHigh, bottom, MARGIN.top);
@@ -139,8 +141,8 @@
     const yTicks = options.yKind === 'log' ? logTicks(yLow, yHigh, 7) : linearTicks(yHigh, 5);
     yAxis(root, yTicks, y, width, options.yLabel);
     const ticks = options.xTicks || logTicks(xLow, xHigh, 8);
-    xAxis(root, ticks, x, bottom, width, options.xLabel, options.xText || ((v) => Report.number(v, 3)));
-    for (const ceiling of options.ceilings || []) drawCeiling(root, ceiling, x, y, [xLow, xHigh], yLow);
+    xAxis(root, ticks, x, bottom, width, options.xLabel, options.xText || Report.tick);
+    for (const ceiling of ceilings) drawCeiling(root, ceiling, x, y, [xLow, xHigh], yLow);
     if (options.rule) {
       const at = y(options.rule.y);
       svg('line', {
@@ -156,12 +158,13 @@
     return root;
   };
 
-  const drawCeiling = (root, ceiling, x, y, [xLow, xHigh], yLow) => {
-    const inside = ceiling.points.map(([px, py]) => [Math.min(Math.max(px, xLow), xHigh), py]);
-    const path = inside.map(([px, py], i) => `${i ? 'L' : 'M'}${x(px)},${y(Math.max(py, yLow))}`).join('');
+  // A roofline: proportional to x up to its ridge, flat at its peak beyond; from where it enters the picture.
+  const drawCeiling = (root, {ridge, peak, text}, x, y, [xLow, xHigh], yLow) => {
+    const start = Math.max(xLow, (yLow / peak) * ridge);
+    const corners = [[start, Math.min(peak, (peak * start) / ridge)], [ridge, peak], [xHigh, peak]];
+    const path = corners.map(([px, py], i) => `${i ? 'L' : 'M'}${x(px)},${y(py)}`).join('');
     svg('path', {class: 'ceiling', d: path}, root);
-    const [lx, ly] = inside[inside.length - 1];
-    svg('text', {class: 'axis-label', x: x(lx), y: y(ly) - 5, 'text-anchor': 'end', text: ceiling.text}, root);
+    svg('text', {class: 'axis-label', x: x(xHigh), y: y(peak) - 5, 'text-anchor': 'end', text}, root);
   };
 
   const drawSeries = (root, one, x, y, options) => {
@@ -236,7 +239,7 @@
     const x = scale('linear', 0, highest, left, width - 74);
     for (const tick of linearTicks(highest, 4)) {
       svg('line', {class: 'grid', x1: x(tick), x2: x(tick), y1: MARGIN.top, y2: bottom}, root);
-      svg('text', {x: x(tick), y: bottom + 14, 'text-anchor': 'middle', text: Report.number(tick, 3)}, root);
+      svg('text', {x: x(tick), y: bottom + 14, 'text-anchor': 'middle', text: Report.tick(tick)}, root);
     }
     svg('text', {class: 'axis-label', x: (left + width - 74) / 2, y: bottom + 29, 'text-anchor': 'middle', text: options.xLabel}, root);
     bars.forEach((bar, index) => {
@@ -262,9 +265,9 @@
     return root;
   };
 
-  Report.swatch = (color, shape) => {
+  Report.legendEntry = (name, {color, shape}) => {
     const root = svg('svg', {width: 14, height: 14, viewBox: '0 0 14 14', 'aria-hidden': 'true'});
     svg('path', {d: markPath(shape, 7, 7, 5), style: `fill:${color}`}, root);
-    return root;
+    return Report.element('span', {}, root, document.createTextNode(name));
   };
 })();

@@ -21,12 +21,13 @@
 
   const COLUMNS = () => {
     const chosen = Report.COLUMNS.filter((column) => [...FIELDS, 'source'].includes(column.key));
-    const number = (name, title) => ({key: name, title, get: (row) => row[name], format: (v) => Report.number(v)});
+    const value = (name, title, format) => ({key: name, title, get: (row) => row[name], format});
     const tone = (row) => (row.high < 1 ? 'better' : row.low > 1 ? 'worse' : '');
     return [
       {key: 'suite', title: 'suite', get: (row) => row.suite, format: String, text: true},
-      ...chosen.filter((column) => column.key !== 'source'), number('before_ms', 'before ms'), number('median_ms', 'after ms'),
-      {...number('ratio', 'after / before'), tone}, number('low', 'low'), number('high', 'high'),
+      ...chosen.filter((column) => column.key !== 'source'), value('before_ms', 'before ms', Report.number),
+      value('median_ms', 'after ms', Report.number), {...value('ratio', 'after / before', Report.ratio), tone},
+      value('low', 'low', Report.ratio), value('high', 'high', Report.ratio),
     ];
   };
 
@@ -38,9 +39,9 @@
       ...Report.look(impl),
       points: sorted.map((row, index) => ({row, x: index + 1})).filter((p) => p.row.impl === impl).map(({row, x}) => ({
         x, y: row.ratio, low: row.low, high: row.high, row,
-        lines: [`${row.impl}: ${Report.number(row.ratio)}`, Report.describe(row),
+        lines: [`${row.impl}: ${Report.ratio(row.ratio)}`, Report.describe(row),
           `${Report.number(row.before_ms)} to ${Report.number(row.median_ms)} ms`,
-          `interval ${Report.number(row.low)} to ${Report.number(row.high)}`],
+          `interval ${Report.ratio(row.low)} to ${Report.ratio(row.high)}`],
       })),
     }));
     return Report.pointChart(series, {
@@ -77,7 +78,9 @@
     const charts = Report.element('div', {class: 'charts wide'});
     const table = Report.element('div');
     const root = Report.element('section', {id: 'before-after'}, Report.element('h2', {text: 'Before and after'}),
-      Report.element('p', {class: 'blurb', text: 'The same configurations in two sources: below 1 the second is faster. Whiskers: quartiles over quartiles.'}),
+      Report.element('p', {
+        class: 'blurb', text: 'The same configurations in two sources: below 1 the second is faster. Whiskers: quartiles over quartiles.',
+      }),
       controls, summary, legend, charts, table);
     const draw = () => {
       const pick = (place) => (value) => { state[place] = value; draw(); };
@@ -91,10 +94,11 @@
         return;
       }
       const ratios = matched.map((row) => row.ratio);
-      summary.textContent = `${matched.length} configurations: geometric mean ${Report.number(mean(ratios), 3)}, `
-        + `${matched.filter((row) => row.high < 1).length} faster, ${matched.filter((row) => row.low > 1).length} slower, the rest within noise.`;
-      legend.replaceChildren(...Report.unique(matched.map((row) => row.impl)).sort(Report.bySeries).map((impl) => Report.element(
-        'span', {}, Report.swatch(Report.look(impl).color, Report.look(impl).shape), document.createTextNode(impl))));
+      summary.textContent = `${matched.length} configurations: geometric mean ${Report.ratio(mean(ratios))}, `
+        + `${matched.filter((row) => row.high < 1).length} faster, ${matched.filter((row) => row.low > 1).length} slower, `
+        + 'the rest within noise.';
+      const impls = Report.unique(matched.map((row) => row.impl)).sort(Report.bySeries);
+      legend.replaceChildren(...impls.map((impl) => Report.legendEntry(impl, Report.look(impl))));
       const card = Report.element('div', {class: 'card'});
       charts.append(card);
       card.append(chart(matched, Math.max(260, card.clientWidth - 32)));

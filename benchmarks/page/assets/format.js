@@ -5,14 +5,23 @@
 const Report = {};
 
 (() => {
-  // Four significant digits, as in the tables of the command line.
+  // Four significant digits, as in the tables of the command line; zeros at the end stay, so that
+  // the numbers of a column have one width. Integers are counts and shown whole.
   Report.number = (value, digits = 4) => {
     if (value === undefined || value === null) return '';
-    if (!Number.isFinite(value)) return String(value);
-    if (value === 0) return '0';
+    if (Number.isInteger(value)) return String(value);
     const size = Math.abs(value);
     if (size >= 1e6 || size < 1e-4) return value.toExponential(digits > 2 ? 2 : 1);
-    return String(Number(value.toPrecision(digits)));
+    return size >= 10 ** (digits - 1) ? String(Math.round(value)) : value.toPrecision(digits);
+  };
+
+  // Ratios: a fixed number of decimals, so that they stand under each other.
+  Report.ratio = (value) => value.toFixed(3);
+
+  // A value on an axis: as short as it can be.
+  Report.tick = (value) => {
+    const size = Math.abs(value);
+    return size >= 1e6 || (size && size < 1e-4) ? value.toExponential() : String(Number(value.toPrecision(3)));
   };
 
   Report.count = (value) => (value >= 1024 && value % 1024 === 0 ? `${value / 1024}k` : String(value));

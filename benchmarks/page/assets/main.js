@@ -6,7 +6,7 @@
   Report.data = JSON.parse(document.getElementById('data').textContent);
   const {files, rows, figures} = Report.data;
   const tagged = new Set(rows.filter((row) => row.tag).map((row) => row.file));
-  const shortName = (name) => name.replace(/\.json(\.gz)?$/, '');
+  const shortName = (name) => name.replace(/\.json(\.gz)?(?=$| · )/, '');
 
   // A source is a file, or where a file has tags, one tag of it.
   Report.source = (row) => {
@@ -17,7 +17,8 @@
   const facts = (file) => {
     const device = file.device;
     const list = [
-      ['device', device.device_kind], ['cpu', device.cpu], ['cores', device.cores], ['memory', device.memory_gb && `${device.memory_gb} GiB`],
+      ['device', device.device_kind], ['cpu', device.cpu], ['cores', device.cores],
+      ['memory', device.memory_gb && `${device.memory_gb} GiB`],
       ['gpu memory', device.gpu_memory_gb && `${device.gpu_memory_gb} GiB`], ['driver', device.driver],
       ['jax', device.jax], ['library', device.library], ['torch', device.torch], ['python', device.python],
       ['rows', `${file.rows}${file.errors ? `, ${file.errors} of them errors` : ''}`], ['runs', file.runs],
@@ -44,12 +45,14 @@
     const tiles = figures.map((figure) => Report.element('div', {class: 'card'},
       Report.element('div', {class: 'tile-value'}, document.createTextNode(figure.value.toFixed(3))),
       Report.element('div', {class: 'tile-label', text: figure.label}),
-      Report.element('div', {class: 'tile-detail', text: `${figure.detail}; ${shortName(figure.file)}`})));
+      Report.element('div', {class: 'tile-detail', text: `${figure.detail}; ${shortName(figure.source)}`})));
     const root = Report.element('section', {id: 'overview'}, Report.element('h2', {text: 'What was measured'}),
       Report.element('div', {class: 'tiles files'}, ...cards));
     if (tiles.length) {
       root.append(Report.element('h2', {text: 'Key ratios', style: 'margin-top:28px'}),
-        Report.element('p', {class: 'blurb', text: 'Geometric means of time ratios within one run and one precision; below 1 the first is faster.'}),
+        Report.element('p', {
+          class: 'blurb', text: 'Geometric means of time ratios within one run and one precision; below 1 the first is faster.',
+        }),
         Report.element('div', {class: 'tiles'}, ...tiles));
     }
     return {id: 'overview', title: 'Overview', root, draw: () => {}};
@@ -74,7 +77,8 @@
   const start = () => {
     const total = files.reduce((sum, file) => sum + file.rows, 0);
     document.getElementById('lead').textContent = `${total.toLocaleString('en')} rows from ${files.length} `
-      + `${files.length === 1 ? 'file' : 'files'}. Times are medians over rounds of each round's median; whiskers run from quartile to quartile. `
+      + `${files.length === 1 ? 'file' : 'files'}. Times are medians over rounds of each round's median; `
+      + 'whiskers run from quartile to quartile. '
       + 'Every number in a chart stands in the table below it.';
     const sections = [overview(), ...Report.views(rows), Report.beforeAfter(rows), failures()].filter(Boolean);
     const main = document.getElementById('main');
@@ -82,7 +86,11 @@
       main.append(one.root);
       document.getElementById('sections').append(Report.element('a', {href: `#${one.id}`, text: one.title}));
     }
-    main.append(Report.element('p', {class: 'page-foot', text: 'TFLOP/s count the pairs that the mask allows; GB/s count each array once. TF32 and true float32 products are different precisions and are named wherever both appear.'}));
+    main.append(Report.element('p', {
+      class: 'page-foot',
+      text: 'TFLOP/s count the pairs that the mask allows; GB/s count each array once. TF32 and true float32 products '
+        + 'are different precisions and are named wherever both appear.',
+    }));
     sections.forEach((one) => one.draw());
     let width = window.innerWidth;
     let waiting = 0;

@@ -13,6 +13,7 @@
     causal: {label: 'mask', get: (row) => Boolean(row.causal), text: yesNo},
     batch: {label: 'batch', get: (row) => row.batch, text: String},
     heads: {label: 'heads', get: (row) => `${row.hq}/${row.hkv}`, text: String},
+    hq: {label: 'query heads', get: (row) => row.hq, text: String},
   };
   const FACETS = {
     mode: (row) => row.mode,
@@ -60,7 +61,7 @@
   const timePoint = (row, x, show) => {
     const {low, value, high} = shown(row, show);
     const lines = timeLines(row);
-    if (row.versus) lines.push(`${Report.number(row.versus)} of the fastest`);
+    if (row.versus) lines.push(`${Report.ratio(row.versus)} of the fastest`);
     return {x, y: value, low, high, row, lines};
   };
 
@@ -84,23 +85,26 @@
     return Report.barChart(groups, {width, height: HEIGHT, label: title, xLabel, yLabel: yLabel(show)});
   };
 
-  // Split count against time; the automatic choice is a dashed line with its distance from the best.
+  // Split count against time; the automatic choice stands right of the counts, with a dashed line across them
+  // and its distance from the best.
   const splitChart = (rows, title, width) => {
     const counted = rows.filter((row) => typeof row.num_splits === 'number');
     const auto = rows.find((row) => row.num_splits === 'auto');
     const best = Math.min(...rows.map((row) => row.median_ms));
     const look = Report.look('splitkv');
     const series = [{...look, points: counted.map((row) => timePoint(row, row.num_splits, 'time'))}];
+    const ticks = Report.unique(counted.map((row) => row.num_splits)).sort(Report.byValue);
     const options = {
       width, height: HEIGHT, label: title, xLabel: 'split count (1: no splitting)', yLabel: 'ms per call', xKind: 'log',
-      yKind: 'linear', join: true, xTicks: Report.unique(counted.map((row) => row.num_splits)).sort(Report.byValue), xText: String,
+      yKind: 'linear', join: true, xTicks: ticks, xText: String,
     };
     if (auto) {
       const color = Report.look('jax_cudnn').color;
-      options.rule = {y: auto.median_ms, text: `auto: ${Report.number(auto.median_ms / best, 3)} of best`, color};
-      const ends = counted.map((row) => row.num_splits);
-      const x = ends.length ? Math.sqrt(Math.min(...ends) * Math.max(...ends)) : 1;
-      series.push({color, shape: 'diamond', points: [timePoint(auto, x, 'time')]});
+      options.rule = {y: auto.median_ms, text: `auto: ${Report.ratio(auto.median_ms / best)} of best`, color};
+      const place = ticks.length ? 2 * ticks[ticks.length - 1] : 1;
+      options.xText = (value) => (value === place ? 'auto' : String(value));
+      ticks.push(place);
+      series.push({color, shape: 'diamond', points: [timePoint(auto, place, 'time')]});
     }
     return Report.pointChart(series, options);
   };
@@ -109,7 +113,8 @@
     const bars = [...rows].sort((a, b) => Report.bySeries(a.impl, b.impl)).map((row) => ({
       name: row.impl, ...Report.look(row.impl), value: row.peak_mb, part: row.inputs_mb, row,
       text: Report.number(row.peak_mb),
-      lines: [`${row.impl}: ${Report.number(row.peak_mb)} MiB`, Report.describe(row), `of which inputs ${Report.number(row.inputs_mb)} MiB`],
+      lines: [`${row.impl}: ${Report.number(row.peak_mb)} MiB`, Report.describe(row),
+        `of which inputs ${Report.number(row.inputs_mb)} MiB`],
     }));
     return Report.rowChart(bars, {width, label: title, xLabel: 'peak MiB (pale part: inputs)'});
   };
@@ -126,22 +131,19 @@
   const roofline = (rows, title, width, mixed) => {
     const series = bySeries(rows, mixed).map((one) => ({
       ...one,
-      points: one.rows.map((row) => ({x: row.intensity, y: row.tflops, row, lines: [...timeLines(row), `${Report.number(row.intensity)} FLOP/byte`]})),
+      points: one.rows.map((row) => ({
+        x: row.intensity, y: row.tflops, row, lines: [...timeLines(row), `${Report.number(row.intensity)} FLOP/byte`],
+      })),
     }));
     const ceilings = [];
     const known = Report.data.files[rows[0].file].ceilings;
-    if (known) {
-      const reach = [0.05, 1e5];
-      for (const precision of Report.unique(rows.map((row) => row.precision))) {
-        const peak = (known.gflops[precision] || 0) / 1e3;
-        if (!peak) continue;
-        const ridge = (peak * 1e3) / known.read_gb_s;
-        const slope = (at) => (known.read_gb_s * at) / 1e3;
-        ceilings.push({
-          points: [[reach[0], slope(reach[0])], [ridge, peak], [reach[1], peak]],
-          text: `${precision}: ${Report.number(peak * 1e3, 3)} GFLOP/s, read ${Report.number(known.read_gb_s, 3)} GB/s`,
-        });
-      }
+    for (const precision of known ? Report.unique(rows.map((row) => row.precision)) : []) {
+      const gflops = known.gflops[precision];
+      if (!gflops || !known.read_gb_s) continue;
+      ceilings.push({
+        ridge: gflops / known.read_gb_s, peak: gflops / 1e3,
+        text: `${precision}: ${Report.number(gflops, 3)} GFLOP/s, read ${Report.number(known.read_gb_s, 3)} GB/s`,
+      });
     }
     return Report.pointChart(series, {
       width, height: 380, label: title, xLabel: 'FLOP per byte that must move', yLabel: 'TFLOP/s', xKind: 'log', yKind: 'log',
@@ -152,47 +154,57 @@
   const VIEWS = [
     {
       id: 'gqa', nav: 'GQA', title: 'Grouped-query self-attention', rows: (row) => row.suite === 'gqa',
-      blurb: 'Time of one call by number of key/value heads. flex_native reads each K and V once per group; flex_repeat repeats them first.',
-      filters: ['source', 'dtype', 'head_dim', 'causal', 'batch'], facets: ['mode', 'length'], chart: groupChart('hkv', 'key/value heads'), shows: true,
+      blurb: 'Time of one call by number of key/value heads. flex_native reads K and V once per group; flex_repeat repeats them first.',
+      filters: ['source', 'dtype', 'hq', 'head_dim', 'causal', 'batch'], facets: ['mode', 'length'],
+      chart: groupChart('hkv', 'key/value heads'), shows: true,
     },
     {
       id: 'dispatch', nav: 'Dispatch', title: 'Small and medium self-attention', rows: (row) => row.suite === 'dispatch',
       blurb: 'Time against length: what the free choice (default) costs beside every explicit one. Both axes are logarithmic.',
-      filters: ['source', 'dtype', 'head_dim', 'batch'], facets: ['mode', 'causal'], chart: lengthChart('lkv', 'sequence length'), shows: true,
+      filters: ['source', 'dtype', 'heads', 'head_dim', 'batch'], facets: ['mode', 'causal'],
+      chart: lengthChart('lkv', 'sequence length'), shows: true,
     },
     {
       id: 'decode', nav: 'Decode', title: 'Decode', rows: (row) => row.suite === 'decode',
       blurb: 'A few new queries against a long cache. Time against cache length, both axes logarithmic.',
-      filters: ['source', 'dtype', 'heads', 'head_dim', 'causal', 'mode'], facets: ['batch', 'lq'], chart: lengthChart('lkv', 'key/value length'), shows: true,
+      filters: ['source', 'dtype', 'heads', 'head_dim', 'causal', 'mode'], facets: ['batch', 'lq'],
+      chart: lengthChart('lkv', 'key/value length'), shows: true,
     },
     {
       id: 'splitsweep', nav: 'Splits', title: 'Split counts', rows: (row) => row.suite === 'splitsweep',
-      blurb: 'Decode time against the number of parts that the keys are split into. The dashed line is the automatic choice, where it was measured.',
-      filters: ['source', 'dtype', 'batch', 'heads', 'head_dim'], facets: ['lq', 'lkv'], chart: splitChart, ownLegend: true,
+      blurb: 'Decode time against the number of parts that the keys are split into. '
+        + 'The dashed line is the automatic choice, where it was measured.',
+      filters: ['source', 'dtype', 'batch', 'heads', 'head_dim', 'causal', 'mode'], facets: ['lq', 'lkv'],
+      chart: splitChart, ownLegend: true,
     },
     {
       id: 'blockk', nav: 'Tiles', title: 'Key tile sizes', rows: (row) => row.suite === 'blockk',
       blurb: 'Decode time by keys per tile.',
-      filters: ['source', 'dtype', 'heads', 'head_dim'], facets: ['batch', 'lq', 'lkv'], chart: groupChart('block_k', 'keys per tile'),
+      filters: ['source', 'dtype', 'heads', 'head_dim', 'causal', 'mode'], facets: ['batch', 'lq', 'lkv'],
+      chart: groupChart('block_k', 'keys per tile'),
     },
     {
       id: 'peak', nav: 'Memory', title: 'Peak memory', rows: (row) => row.suite === 'peak', value: 'peak_mb',
       blurb: 'Of one call in a process of its own, inputs included.',
-      filters: ['source', 'dtype'], facets: ['mode', 'batch', 'shape', 'heads'], chart: memoryChart, ownLegend: true, size: 'broad',
+      filters: ['source', 'dtype', 'head_dim', 'causal'], facets: ['mode', 'batch', 'shape', 'heads'],
+      chart: memoryChart, ownLegend: true, size: 'broad',
     },
     {
       id: 'max_seq', nav: 'Longest', title: 'Longest sequence', rows: (row) => row.suite === 'max_seq', value: 'longest_seq',
       blurb: 'The longest self-attention that ran before memory, time or the bound of the search ended it.',
-      filters: ['source', 'dtype'], facets: ['mode', 'causal', 'heads'], chart: longestChart, ownLegend: true, size: 'broad',
+      filters: ['source', 'dtype', 'head_dim', 'batch'], facets: ['mode', 'causal', 'heads'],
+      chart: longestChart, ownLegend: true, size: 'broad',
     },
     {
       id: 'layer', nav: 'Layer', title: 'Attention layer', rows: (row) => row.suite === 'layer',
       blurb: 'A multi-head layer with its projections; fwd_bwd is a training step\'s forward and backward pass.',
-      filters: ['source', 'dtype', 'causal', 'batch'], facets: ['mode', 'model_dim'], chart: lengthChart('lkv', 'sequence length'), shows: true,
+      filters: ['source', 'dtype', 'heads', 'causal', 'batch'], facets: ['mode', 'model_dim'],
+      chart: lengthChart('lkv', 'sequence length'), shows: true,
     },
     {
       id: 'roofline', nav: 'Roofline', title: 'Roofline', rows: (row) => row.tflops !== undefined, size: 'wide',
-      blurb: 'Work per second against arithmetic intensity: FLOPs of the allowed pairs over bytes of each array once, all suites of a source. Dashed: what the machine reached in the same run, where that was measured.',
+      blurb: 'Work per second against arithmetic intensity: FLOPs of the allowed pairs over bytes of each array once, '
+        + 'all suites of a source. Dashed: what the machine reached in the same run, where that was measured.',
       filters: ['source', 'dtype'], facets: ['source'], chart: roofline,
     },
   ];
@@ -217,7 +229,8 @@
     const key = (row) => [...facet.map((name) => FACETS[name](row)), row.lq, row.lkv, row.hkv].join('|');
     const timed = rows.filter((row) => row.median_ms !== undefined);
     for (const row of timed) best.set(key(row), Math.min(row.median_ms, best.get(key(row)) || Infinity));
-    return rows.map((row) => (row.median_ms === undefined || row.suite === 'max_seq' ? row : {...row, versus: row.median_ms / best.get(key(row))}));
+    const compared = (row) => row.median_ms !== undefined && row.suite !== 'max_seq';
+    return rows.map((row) => (compared(row) ? {...row, versus: row.median_ms / best.get(key(row))} : row));
   };
 
   // Facets and tables in the order of modes and sizes.
@@ -252,21 +265,29 @@
       }
       const drawn = withDistance(left.filter((row) => row[value] !== undefined), view.facets).sort(byShape);
       const mixed = Report.unique(drawn.map((row) => row.precision)).length > 1;
-      legend.replaceChildren(...(view.ownLegend ? [] : bySeries(drawn, mixed).map((one) => Report.element(
-        'span', {}, Report.swatch(one.color, one.shape), document.createTextNode(one.name),
-      ))));
+      legend.replaceChildren(...(view.ownLegend ? [] : bySeries(drawn, mixed).map((one) => Report.legendEntry(one.name, one))));
       drawCharts(drawn, mixed);
       table.replaceChildren(Report.tableDetails(drawn, Report.COLUMNS));
     };
 
     const drawCharts = (drawn, mixed) => {
       const facets = new Map();
-      for (const row of drawn) {
-        const title = view.facets.map((name) => FACETS[name](row)).join(' · ');
+      const titles = drawn.map((row) => view.facets.map((name) => FACETS[name](row)).join(' · '));
+      // Runs that measured the same case get charts of their own: one line through both would be nobody's.
+      const runs = new Map();
+      drawn.forEach((row, index) => {
+        const same = `${titles[index]}|${row.impl}|${row.precision}|${Report.describe(row)}`;
+        if (!runs.has(same)) runs.set(same, new Set());
+        runs.get(same).add(row.run);
+      });
+      const several = new Set([...runs].filter(([, some]) => some.size > 1).map(([same]) => same.split('|')[0]));
+      drawn.forEach((row, index) => {
+        const title = several.has(titles[index]) ? `${titles[index]} · ${row.run}` : titles[index];
         if (!facets.has(title)) facets.set(title, []);
         facets.get(title).push(row);
-      }
-      const cards = [...facets.keys()].map((title) => Report.element('div', {class: 'card'}, Report.element('p', {class: 'chart-title', text: title})));
+      });
+      const cards = [...facets.keys()].map((title) => Report.element('div', {class: 'card'},
+        Report.element('p', {class: 'chart-title', text: title})));
       charts.replaceChildren(...cards);
       if (!cards.length) charts.append(Report.element('p', {class: 'empty', text: 'Nothing was measured for this choice.'}));
       [...facets.values()].forEach((some, index) => {
