@@ -58,6 +58,14 @@ class Case:
         fields = dataclasses.asdict(self)
         return {name: value for name, value in fields.items() if value is not None}
 
+    def contender(self, impl: str) -> str:
+        """The implementation with its knobs: unique among those that share the problem."""
+        return " ".join([impl, *self._knobs()])
+
+    def _knobs(self) -> list[str]:
+        knobs = {"splits": self.num_splits, "block_k": self.block_k}
+        return [f"{name}={value}" for name, value in knobs.items() if value is not None]
+
     def label(self) -> str:
         """A short text for progress lines and tables."""
         lengths = f"L{self.lq}" if self.lq == self.lkv else f"Lq{self.lq} Lkv{self.lkv}"
@@ -65,8 +73,4 @@ class Case:
         parts = [self.dtype, self.mode, f"B{self.batch}", lengths, heads, f"D{self.head_dim}"]
         if self.causal:
             parts.append("causal")
-        if self.num_splits is not None:
-            parts.append(f"splits={self.num_splits}")
-        if self.block_k is not None:
-            parts.append(f"block_k={self.block_k}")
-        return " ".join(parts)
+        return " ".join([*parts, *self._knobs()])

@@ -5,16 +5,18 @@ With a float64 reference and an unfused baseline of the same precision, each out
 
     |x - ref| <= 2 |baseline - ref| + atol
 
-in the Euclidean norm, the one of rel_err, where atol is the rounding of the output to its dtype and
-of (ref + 0.3 - 0.3) in float32, each twice. In the maximum norm, which finds what is wrong in one
-place only, the limit is twice the rule of flash-attention's tests, 2 max|baseline - ref| +
-2 max|(ref + 0.3 - 0.3) - ref| with the shift in the output's dtype: a maximum over few elements is
-a matter of the draw, and that rule itself belongs to the tests of the kernels.
+in two norms. In the Euclidean one, which is that of rel_err, atol is twice the rounding of the
+output to its dtype plus twice that of (ref + 0.3 - 0.3) in float32. In the maximum norm, which
+finds what is wrong in one place only, atol is twice the largest rounding of (ref + 0.3 - 0.3) in
+the output's dtype, as in flash-attention's tests. The baseline is evaluated twice, with sums over
+features in both orders, and its larger error counts: that of one evaluation of few numbers is a
+matter of luck (an honest float32 result of 96 numbers was 1.9 times its limit).
 """
 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -53,14 +55,16 @@ def relative_error(x: np.ndarray, reference: np.ndarray) -> float:
     return distance / norm
 
 
-def tolerance(reference: np.ndarray, baseline: np.ndarray, dtype: str) -> Tolerance:
-    """The gate's limits for one output, from its reference and its baseline."""
+def tolerance(reference: np.ndarray, baselines: Sequence[np.ndarray], dtype: str) -> Tolerance:
+    """The gate's limits for one output, from its reference and evaluations of its baseline."""
     rounding = relative_error(round_to(reference, dtype), reference)
     shift = relative_error(_shifted(reference, "float32"), reference)
     largest_shift = float(np.abs(_shifted(reference, dtype) - reference).max(initial=0.0))
+    relative = max(relative_error(baseline, reference) for baseline in baselines)
+    maximum = max(float(np.abs(x - reference).max(initial=0.0)) for x in baselines)
     return Tolerance(
-        relative=2 * relative_error(baseline, reference) + 2 * (shift + rounding),
-        maximum=4 * float(np.abs(baseline - reference).max(initial=0.0)) + 4 * largest_shift,
+        relative=2 * relative + 2 * (shift + rounding),
+        maximum=2 * maximum + 2 * largest_shift,
     )
 
 

@@ -16,7 +16,7 @@ from benchmarks.harness.case import Case
 from benchmarks.harness.errors import UnsupportedCaseError
 
 # The implementation of jax_ops that holds the fused kernel of each JAX backend.
-FUSED_KERNEL = {"cpu": "cpu", "gpu": "cuda", "cuda": "cuda"}
+FUSED_KERNEL = {"cpu": "cpu", "gpu": "cuda"}
 
 # Names in the reference data, read wherever a name is read and never written.
 ALIASES = {
@@ -111,10 +111,6 @@ def _flex_native(case: Case, backend: str) -> AttentionFunction:
     return _flex(case, backend, "auto" if case.num_splits is None else case.num_splits)
 
 
-def _splitkv(case: Case, backend: str) -> AttentionFunction:
-    return _flex(case, backend, "auto" if case.num_splits is None else case.num_splits)
-
-
 def _nosplit(case: Case, backend: str) -> AttentionFunction:
     if case.num_splits not in (None, 1):
         raise UnsupportedCaseError(f"nosplit has one split, not {case.num_splits}")
@@ -148,20 +144,26 @@ def _mha(case: Case, backend: str) -> AttentionFunction:
     return call
 
 
-def _flax(case: Case, backend: str) -> AttentionFunction:
+def flax_linen(case: Case) -> Any:
+    """The module flax.linen; refuses what its attention lacks."""
     try:
         from flax import linen
     except ImportError as error:
         raise UnsupportedCaseError(
             f"flax is not installed ({error}); it comes with --config=peers"
         ) from error
-    import jax.numpy as jnp
-
-    _refuse_knobs(case, "flax")
     if case.group != 1:
         raise UnsupportedCaseError(
             f"flax needs equal head counts, got Hq={case.hq} and Hkv={case.hkv}"
         )
+    return linen
+
+
+def _flax(case: Case, backend: str) -> AttentionFunction:
+    import jax.numpy as jnp
+
+    linen = flax_linen(case)
+    _refuse_knobs(case, "flax")
     if case.causal and case.lq != case.lkv:
         raise UnsupportedCaseError("flax's causal mask is top-left; this case has Lq != Lkv")
 
@@ -221,7 +223,9 @@ IMPLEMENTATIONS: dict[str, Implementation] = {
         ),
         Implementation("flex_repeat", "jax_ops", "the same on repeated K and V", _flex_repeat),
         Implementation("mha", "jax_ops", "the bare kernel call", _mha, strict=True),
-        Implementation("splitkv", "jax_ops", "fused, automatic split-KV", _splitkv, strict=True),
+        Implementation(
+            "splitkv", "jax_ops", "fused, automatic split-KV", _flex_native, strict=True
+        ),
         Implementation("nosplit", "jax_ops", "fused, one split", _nosplit, strict=True),
         Implementation("flax", "flax", "flax.linen.dot_product_attention", _flax),
         Implementation("jax_xla", "jax", "jax.nn.dot_product_attention on XLA", _jax_xla),

@@ -53,9 +53,6 @@ class Request:
     writes_baseline: bool = False
     memory_bytes: int = 0
 
-    def dump(self) -> dict[str, Any]:
-        return dataclasses.asdict(self)
-
 
 def run(request: Request, timeout_s: float | None = None) -> dict[str, Any]:
     """The worker's result: {'fields': ..., 'samples': ...} or {'error': text}.
@@ -64,7 +61,7 @@ def run(request: Request, timeout_s: float | None = None) -> dict[str, Any]:
     """
     with tempfile.TemporaryDirectory(prefix="benchmark_") as folder:
         asked, answered, said = (Path(folder) / name for name in ("request", "result", "stderr"))
-        asked.write_text(json.dumps(request.dump()))
+        asked.write_text(json.dumps(dataclasses.asdict(request)))
         # The same interpreter and import path as ours: under Bazel that path is the runfiles'.
         environment = dict(os.environ, PYTHONPATH=os.pathsep.join(p for p in sys.path if p))
         # The worker is alone on its device and its allocator must report its peak: our own choice

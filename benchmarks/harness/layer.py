@@ -15,9 +15,8 @@ import numpy as np
 
 from benchmarks.harness import inputs, reference
 from benchmarks.harness.case import Case
-from benchmarks.harness.errors import UnsupportedCaseError
-from benchmarks.harness.implementations import IMPLEMENTATIONS
-from benchmarks.harness.operation import Arrays
+from benchmarks.harness.implementations import IMPLEMENTATIONS, flax_linen
+from benchmarks.harness.inputs import Arrays
 from benchmarks.harness.program import JaxProgram, Program
 
 
@@ -69,15 +68,18 @@ class LayerOperation:
         d_wo = np.tensordot(attended, d_out, tokens)
         return tuple(arithmetic.result(array) for array in (dx, *d_weights, d_wo))
 
-    def program(self, impl: str, case: Case, arrays: Arrays, backend: str) -> Program:
-        import jax
+    def mirrored(self, arrays: Arrays) -> Arrays:
+        # The four weights, and their gradients, follow the first array; heads are reversed in all.
+        weights = range(1, 5)
+        return tuple(np.flip(a) if i in weights else a[..., ::-1] for i, a in enumerate(arrays))
 
+    def program(self, impl: str, case: Case, arrays: Arrays, backend: str) -> Program:
         builders: dict[str, Callable[[Case, str], Callable[..., Any]]] = {
             "default": _default_layer,
             "flax": _flax_layer,
         }
         function = builders[impl](case, backend)
-        return JaxProgram(function, arrays, case.mode == "fwd_bwd", jax.devices(backend)[0])
+        return JaxProgram(function, arrays, case.mode == "fwd_bwd", backend)
 
 
 def _width(case: Case) -> int:
@@ -98,18 +100,9 @@ def _default_layer(case: Case, backend: str) -> Callable[..., Any]:
 
 
 def _flax_layer(case: Case, backend: str) -> Callable[..., Any]:
-    try:
-        from flax import linen
-    except ImportError as error:
-        raise UnsupportedCaseError(
-            f"flax is not installed ({error}); it comes with --config=peers"
-        ) from error
     import jax.numpy as jnp
 
-    if case.group != 1:
-        raise UnsupportedCaseError(
-            f"flax needs equal head counts, got Hq={case.hq} and Hkv={case.hkv}"
-        )
+    linen = flax_linen(case)
     module = linen.MultiHeadDotProductAttention(
         num_heads=case.hq,
         qkv_features=case.hq * case.head_dim,

@@ -7,16 +7,16 @@ it and does not know which one it has.
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 
 from benchmarks.harness import inputs, reference
 from benchmarks.harness.case import Case
 from benchmarks.harness.implementations import IMPLEMENTATIONS
+from benchmarks.harness.inputs import Arrays
+from benchmarks.harness.layer import LayerOperation
 from benchmarks.harness.program import JaxProgram, Program
-
-Arrays = tuple[np.ndarray, ...]
 
 
 class Operation(Protocol):
@@ -30,6 +30,12 @@ class Operation(Protocol):
 
     def reference(self, case: Case, arrays: Arrays, arithmetic: reference.Arithmetic) -> Arrays:
         """The outputs in the given arithmetic."""
+
+    def mirrored(self, arrays: Arrays) -> Arrays:
+        """Inputs, or outputs, with their features in reverse order: the same problem otherwise.
+
+        Sums over features then run in the other order, and round differently.
+        """
 
     def program(self, impl: str, case: Case, arrays: Arrays, backend: str) -> Program:
         """The compiled implementation; raises UnsupportedCaseError with the reason."""
@@ -49,6 +55,9 @@ class AttentionOperation:
         cotangent = arrays[3] if case.mode == "fwd_bwd" else None
         return reference.attention(case, *arrays[:3], cotangent, arithmetic)
 
+    def mirrored(self, arrays: Arrays) -> Arrays:
+        return tuple(array[..., ::-1] for array in arrays)
+
     def program(self, impl: str, case: Case, arrays: Arrays, backend: str) -> Program:
         implementation = IMPLEMENTATIONS[impl]
         function = implementation.build(case, backend)
@@ -57,20 +66,12 @@ class AttentionOperation:
             from benchmarks.harness.torch_peer import TorchProgram
 
             return TorchProgram(function, arrays, backward, backend)
-        return JaxProgram(function, arrays, backward, _device(backend))
-
-
-def _device(backend: str) -> Any:
-    import jax
-
-    return jax.devices(backend)[0]
+        return JaxProgram(function, arrays, backward, backend)
 
 
 def operation_of(case: Case) -> Operation:
     """The operation of a case's suite."""
     if case.model_dim is not None:
-        from benchmarks.harness.layer import LayerOperation
-
         return LayerOperation()
     return AttentionOperation()
 

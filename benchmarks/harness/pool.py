@@ -34,12 +34,7 @@ class Pooled:
     @property
     def key(self) -> str:
         """The contender within its problem."""
-        parts = [self.impl]
-        if self.case.num_splits is not None:
-            parts.append(f"splits={self.case.num_splits}")
-        if self.case.block_k is not None:
-            parts.append(f"block_k={self.case.block_k}")
-        return " ".join(parts)
+        return self.case.contender(self.impl)
 
     @property
     def rel_err(self) -> float | None:

@@ -12,7 +12,8 @@ from benchmarks.harness import inputs
 from benchmarks.harness.errors import SkippedError, WrongResultError
 from benchmarks.harness.gate import relative_error
 from benchmarks.harness.implementations import IMPLEMENTATIONS, precision_of
-from benchmarks.harness.operation import Arrays, different, operation_of
+from benchmarks.harness.inputs import Arrays
+from benchmarks.harness.operation import different, operation_of
 from benchmarks.harness.program import Program
 from benchmarks.harness.suites import Contender
 from benchmarks.harness.timing import Stopwatch

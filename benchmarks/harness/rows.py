@@ -7,6 +7,7 @@ from typing import Any
 
 from benchmarks.harness.errors import CRASHED
 from benchmarks.harness.implementations import IMPLEMENTATIONS, precision_of
+from benchmarks.harness.schema import CASE_FIELDS
 from benchmarks.harness.suites import Contender
 from benchmarks.harness.timing import Quartiles
 
@@ -57,22 +58,4 @@ def timed(
 
 def identity(row: dict[str, Any]) -> tuple[Any, ...]:
     """What makes a row the same measurement within a run, for --resume."""
-    return tuple(
-        row.get(name)
-        for name in (
-            "suite",
-            "impl",
-            "dtype",
-            "mode",
-            "batch",
-            "lq",
-            "lkv",
-            "hq",
-            "hkv",
-            "head_dim",
-            "causal",
-            "num_splits",
-            "block_k",
-            "model_dim",
-        )
-    )
+    return tuple(row.get(name) for name in CASE_FIELDS)

@@ -9,10 +9,10 @@ from typing import Any
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """One run of one suite. Fields have the names of their flags; a suite ignores what it lacks.
+    """One run of one suite. Fields have the names of their flags.
 
-    For `decode`, `splitsweep` and `blockk` lengths come from q_lens and kv_lens, else from
-    seq_lens; `peak` measures both grids. kv_heads empty means as many as query heads.
+    A suite reads the fields that suites.SETTINGS_OF names; `peak` measures the grids of seq_lens
+    and of q_lens and kv_lens. kv_heads empty means as many as query heads.
     """
 
     suite: str

@@ -24,6 +24,23 @@ SUMMARIES = {
 _SELF_ATTENTION = ("dispatch", "gqa", "layer")
 _DECODE = ("decode", "splitsweep", "blockk")
 
+# Settings that mean something to every suite, and to suites that time rounds against a baseline.
+_ALWAYS = frozenset(("dtypes", "batches", "heads", "kv_heads", "modes", "causal", "impls", "tag"))
+_TIMED = _ALWAYS | {"repeats", "baseline_impl", "ref_max_seq", "max_kv_gb"}
+_CACHE = {"head_dims", "q_lens", "kv_lens"}
+# What each suite reads of its settings; a flag for anything else is refused.
+SETTINGS_OF = {
+    "dispatch": _TIMED | {"head_dims", "seq_lens"},
+    "gqa": _TIMED | {"head_dims", "seq_lens"},
+    "decode": _TIMED | _CACHE,
+    "splitsweep": _TIMED | _CACHE | {"splits"},
+    "blockk": _TIMED | _CACHE | {"block_ks"},
+    "peak": _ALWAYS | _CACHE | {"seq_lens", "ref_max_seq", "max_kv_gb"},
+    "max_seq": _ALWAYS | {"head_dims", "max_seq", "memory_limit_gb", "try_seconds"},
+    # Its head dimension is model_dim / heads.
+    "layer": _TIMED | {"seq_lens", "model_dim"},
+}
+
 
 @dataclasses.dataclass(frozen=True)
 class Contender:
@@ -35,12 +52,7 @@ class Contender:
     @property
     def key(self) -> str:
         """Unique within its group."""
-        parts = [self.impl]
-        if self.case.num_splits is not None:
-            parts.append(f"splits={self.case.num_splits}")
-        if self.case.block_k is not None:
-            parts.append(f"block_k={self.case.block_k}")
-        return " ".join(parts)
+        return self.case.contender(self.impl)
 
 
 @dataclasses.dataclass(frozen=True)

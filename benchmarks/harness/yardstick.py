@@ -15,7 +15,8 @@ import numpy as np
 
 from benchmarks.harness import gate
 from benchmarks.harness.case import Case
-from benchmarks.harness.operation import Arrays, operation_of
+from benchmarks.harness.inputs import Arrays
+from benchmarks.harness.operation import operation_of
 from benchmarks.harness.reference import FLOAT64, baseline_arithmetic
 
 # (query, key) pairs of one group of heads that a partial reference may take: a few seconds.
@@ -132,16 +133,20 @@ def make_yardstick(
         arrays, case = part.inputs(arrays), part.case(case)
     kept = names if part is None else part.names(names)
 
-    def computed(arithmetic):
-        results = operation.reference(case, arrays, arithmetic)
+    def computed(arithmetic, mirrored=False):
+        given = operation.mirrored(arrays) if mirrored else arrays
+        results = operation.reference(case, given, arithmetic)
+        if mirrored:
+            results = operation.mirrored(results)
         return [x for name, x in zip(names, results, strict=True) if name in kept]
 
     references = computed(FLOAT64)
     tolerances = {}
     for precision in sorted(precisions):
-        baseline = computed(baseline_arithmetic(case.dtype, precision))
+        arithmetic = baseline_arithmetic(case.dtype, precision)
+        baselines = zip(computed(arithmetic), computed(arithmetic, mirrored=True), strict=True)
         tolerances[precision] = [
-            gate.tolerance(reference, result, case.dtype)
-            for reference, result in zip(references, baseline, strict=True)
+            gate.tolerance(reference, pair, case.dtype)
+            for reference, pair in zip(references, baselines, strict=True)
         ]
     return Yardstick(names, references, tolerances, part)

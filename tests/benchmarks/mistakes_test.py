@@ -70,7 +70,7 @@ def test_wait_returns_when_every_output_is_computed():
         return jax.lax.fori_loop(0, 40, lambda _, a: jnp.tanh(a @ a.T), x) + k.sum() + v.sum()
 
     arrays = inputs.attention_inputs(CASE)[:3]
-    compiled = program.JaxProgram(long, arrays, False, jax.devices("cpu")[0])
+    compiled = program.JaxProgram(long, arrays, False, "cpu")
     staged = compiled.stage(arrays)
     outputs = compiled.run(staged)
     assert not outputs[0].is_ready(), "the control: dispatch was not asynchronous"
@@ -147,6 +147,16 @@ def test_a_folded_result_is_refused_even_without_memory_analysis():
         prepare.check_program(Folded(0), Contender("mha", CASE), arrays, None, "float32")
 
 
+def test_missing_outputs_are_wrong_also_without_a_reference():
+    class Empty(LateProgram):
+        def to_numpy(self, outputs):
+            return []
+
+    arrays = inputs.attention_inputs(CASE)[:3]
+    with pytest.raises(WrongResultError, match="returned 0 outputs, expected out"):
+        prepare.check_program(Empty(0), Contender("mha", CASE), arrays, None, "float32")
+
+
 def test_an_unread_input_is_refused():
     def build(case, backend):
         return lambda q, k, v: attention(case)(q, k, k)
@@ -174,7 +184,7 @@ def test_a_gradient_that_the_compiler_may_drop_is_wrong(lost):
 def test_every_gradient_is_an_output_of_the_compiled_program():
     case = dataclasses.replace(CASE, mode="fwd_bwd")
     arrays = inputs.attention_inputs(case)
-    compiled = program.JaxProgram(attention(case), arrays, True, jax.devices("cpu")[0])
+    compiled = program.JaxProgram(attention(case), arrays, True, "cpu")
     outputs = compiled.run(compiled.stage(arrays))
     assert [x.shape for x in outputs] == [x.shape for x in arrays[:3]]
     assert compiled.memory["xla_out_mb"] * 1024 >= 16
@@ -187,7 +197,7 @@ def test_inputs_are_seeded_normals_and_never_zero():
         assert abs(float(x.std()) - 1) < 0.1
         assert abs(float(x.mean())) < 0.1
     assert not np.array_equal(first[0], first[3])
-    other = inputs.attention_inputs(CASE, variant=1)
+    other = inputs.attention_inputs(dataclasses.replace(CASE, lkv=33))
     assert not np.array_equal(first[0], other[0])
 
 
@@ -266,7 +276,7 @@ def test_a_warm_cache_is_impossible():
 
 def test_rotated_inputs_of_a_jax_program_are_separate_buffers():
     arrays = inputs.attention_inputs(CASE)[:3]
-    compiled = program.JaxProgram(attention(CASE), arrays, False, jax.devices("cpu")[0])
+    compiled = program.JaxProgram(attention(CASE), arrays, False, "cpu")
     staged = [compiled.stage(arrays) for _ in range(4)]
     pointers = {x.unsafe_buffer_pointer() for one in staged for x in one}
     pointers |= {array.ctypes.data for array in arrays}
