@@ -13,6 +13,7 @@ import sys
 from absl import flags
 
 from benchmarks.analysis import comparing, reading, selecting
+from benchmarks.harness import usage
 from benchmarks.harness.flags import exit_with, run_app
 
 _FAIL_ABOVE = flags.DEFINE_string(
@@ -66,4 +67,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    run_app(main)
+    run_app(main, lambda: f"{__doc__}\n{usage.of_flags([_FAIL_ABOVE.name])}")

@@ -12,6 +12,7 @@ import sys
 from absl import flags
 
 from benchmarks.analysis import reading
+from benchmarks.harness import usage
 from benchmarks.harness.flags import exit_with, run_app, typed_path
 from benchmarks.page import payload, render
 
@@ -51,4 +52,4 @@ def main(argv: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    run_app(main)
+    run_app(main, lambda: f"{__doc__}\n{usage.of_flags([_OUTPUT.name, _TITLE.name])}")

@@ -16,6 +16,7 @@ from benchmarks.harness.case import DTYPES, MODES
 from benchmarks.harness.implementations import ALIASES, IMPLEMENTATIONS, canonical
 from benchmarks.harness.presets import PRESETS
 from benchmarks.harness.settings import Settings
+from benchmarks.harness.suites import SETTINGS_OF
 
 # Impls of the layer suite: whole layers, not attention functions.
 LAYER_IMPLS = ("default", "flax")
@@ -49,18 +50,20 @@ def define() -> None:
     flags.DEFINE_string("model_dim", None, "width of the layer suite's model")
     flags.DEFINE_string("max_seq", None, "longest length that max_seq tries")
     flags.DEFINE_string("repeats", None, "rounds per case")
-    flags.DEFINE_string("ref_max_seq", None, "longest query length with a float64 reference")
+    flags.DEFINE_string(
+        "ref_max_seq", None, "longest query length with a whole float64 reference; beyond, a part"
+    )
     flags.DEFINE_string("max_kv_gb", None, "cases whose K and V together exceed this are skipped")
-    flags.DEFINE_string("memory_limit_gb", None, "max_seq: memory of one try (0: 60 % of free)")
-    flags.DEFINE_string("try_seconds", None, "max_seq: time limit of one try")
+    flags.DEFINE_string("memory_limit_gb", None, "memory of one try of max_seq; 0: 60 % of free")
+    flags.DEFINE_string("try_seconds", None, "time limit of one try of max_seq")
     flags.DEFINE_string("preset", "auto", "configuration to start from: " + ", ".join(PRESETS))
     flags.DEFINE_string("output", None, "JSON file for the rows; relative to where you typed this")
-    flags.DEFINE_bool("append", False, "add rows to an existing --output")
+    flags.DEFINE_bool("append", False, "add another run to an existing --output")
     flags.DEFINE_bool("resume", False, "go on with an interrupted run in --output")
     flags.DEFINE_string("tag", None, "text stored in every row, to tell runs apart")
     flags.DEFINE_string("plot", None, "PNG file for a chart (needs matplotlib: --config=peers)")
     flags.DEFINE_string("time_budget_s", None, "seconds to spend: rounds are dropped, never checks")
-    flags.DEFINE_bool("isolate", False, "each case in its own process")
+    flags.DEFINE_bool("isolate", False, "each measurement in its own process, with its peak memory")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,19 +86,30 @@ def typed_path(text: str | None) -> Path | None:
     return Path(os.environ.get("BUILD_WORKING_DIRECTORY", os.getcwd())) / text
 
 
+def check_writable(name: str, path: Path | None) -> None:
+    """Raises FlagError where flag `name` names no file that can be written, before the work."""
+    if path is None:
+        return
+    if not path.parent.is_dir():
+        raise FlagError(f"--{name}: the folder {path.parent} does not exist")
+    if path.is_dir():
+        raise FlagError(f"--{name}: {path} is a folder, expected a file name")
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise FlagError(f"--{name}: the folder {path.parent} cannot be written")
+
+
 def read_options() -> Options:
     """Reads the flags that steer the run; raises FlagError."""
     values = flags.FLAGS
     preset = _choice("preset", values.preset, PRESETS)
     output = typed_path(values.output)
     plot = typed_path(values.plot)
-    for name, path in (("output", output), ("plot", plot)):
-        if path is not None and not path.parent.is_dir():
-            raise FlagError(f"--{name}: the folder {path.parent} does not exist")
-        if path is not None and path.is_dir():
-            raise FlagError(f"--{name}: {path} is a folder, expected a file name")
+    check_writable("output", output)
+    check_writable("plot", plot)
     if (values.resume or values.append) and output is None:
         raise FlagError("--resume and --append need --output")
+    if values.resume and values.append:
+        raise FlagError("--append adds another run, --resume goes on with the last one: not both")
     budget = _number("time_budget_s", values.time_budget_s, minimum=0.0)
     return Options(output, values.append, values.resume, plot, budget, values.isolate, preset)
 
@@ -104,7 +118,7 @@ def apply_overrides(run: Settings, one_of_many: bool = False) -> Settings:
     """The run with every flag that was given in place of the preset's value.
 
     A preset's kv_heads that do not divide the given heads are left out. With `one_of_many` (suite
-    all) so are given implementations that only other suites have.
+    all) so are given flags and implementations that only other suites have.
     """
     values = flags.FLAGS
     changes: dict[str, Any] = {}
@@ -141,6 +155,12 @@ def apply_overrides(run: Settings, one_of_many: bool = False) -> Settings:
         changes["tag"] = values.tag
     if values.baseline_impl is not None:
         changes["baseline_impl"] = _impl("baseline_impl", values.baseline_impl, impls_of)
+    foreign = [name for name in changes if name not in SETTINGS_OF[run.suite]]
+    if foreign and not one_of_many:
+        own = ", ".join(f"--{name}" for name in sorted(SETTINGS_OF[run.suite]))
+        raise FlagError(f"--{foreign[0]}: suite {run.suite} does not have it; it has {own}")
+    for name in foreign:
+        del changes[name]
     if one_of_many and "impls" in changes:
         own = LAYER_IMPLS if run.suite == "layer" else tuple(IMPLEMENTATIONS)
         changes["impls"] = tuple(name for name in changes["impls"] if name in own)
@@ -149,6 +169,10 @@ def apply_overrides(run: Settings, one_of_many: bool = False) -> Settings:
             n for n in run.kv_heads if all(hq % n == 0 for hq in changes["heads"])
         )
     run = dataclasses.replace(run, **changes)
+    if "baseline_impl" in changes and run.baseline_impl not in run.impls and not one_of_many:
+        raise FlagError(
+            f"--baseline_impl: {run.baseline_impl} is not measured; choices: {', '.join(run.impls)}"
+        )
     _check_together(run)
     return run
 
@@ -228,10 +252,14 @@ def exit_with(message: str, code: int = 2) -> NoReturn:
     sys.exit(code)
 
 
-def run_app(main: Callable[[list[str]], int]) -> NoReturn:
-    """Absl's app.run with our exit codes: 2 and one line for a flag that absl cannot parse."""
+def run_app(main: Callable[[list[str]], int], usage: Callable[[], str]) -> NoReturn:
+    """Absl's app.run with our help text; a flag it cannot parse is one line and exit code 2."""
 
     def parse(argv: list[str]) -> list[str]:
+        # Absl's own help knows the flags of one module only, or those of every library.
+        if {"--help", "-help", "-h"} & set(argv[1:]):
+            print(usage(), end="")
+            sys.exit(0)
         try:
             return flags.FLAGS(argv)
         except flags.Error as error:

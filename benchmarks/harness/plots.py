@@ -10,8 +10,10 @@ from benchmarks.harness.flags import FlagError
 from benchmarks.harness.pool import pool
 
 
-def require() -> None:
-    """Raises FlagError when matplotlib is missing: before the run, not after it."""
+def require(suite: str) -> None:
+    """Raises FlagError where nothing can be drawn: before the run, not after it."""
+    if suite == "peak":
+        raise FlagError("--plot: draws times and suite peak has none; use //benchmarks:report")
     try:
         import matplotlib  # noqa: F401
     except ImportError as error:

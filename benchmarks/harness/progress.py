@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from typing import TextIO
@@ -40,19 +41,25 @@ class Progress:
 
     def _left(self) -> str:
         if not self._done:
-            return "time left: measuring"
+            return "time left not known yet"
         seconds = (time.monotonic() - self._started) / self._done * (self._groups - self._done)
         minutes, seconds = divmod(int(seconds + 0.5), 60)
         return f"about {minutes}m{seconds:02d}s left"
 
     def _show(self, what: str, new_group: bool) -> None:
-        text = f"[{self._done + 1}/{self._groups}] {self._label}: {what}, {self._left()}"
+        text = f"[{self._done + 1}/{self._groups}] {self._left()}: {self._label}"
         if self._live:
-            self._stream.write("\r\x1b[K" + text[:160])
+            # What does not fit is cut: a line that wraps could not be redrawn.
+            self._stream.write("\r\x1b[K" + f"{text}: {what}"[: self._columns() - 1])
             self._stream.flush()
         elif new_group:
-            text = f"[{self._done + 1}/{self._groups}] {self._label}, {self._left()}"
             print(text, file=self._stream, flush=True)
+
+    def _columns(self) -> int:
+        try:
+            return os.get_terminal_size(self._stream.fileno()).columns or 80
+        except OSError:
+            return 80
 
     def _clear(self) -> None:
         if self._live:

@@ -13,7 +13,18 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import ceilings as ceilings_module
-from benchmarks.harness import device, errors, flags, isolate, rows, summaries, table, timing, work
+from benchmarks.harness import (
+    device,
+    errors,
+    flags,
+    isolate,
+    rows,
+    summaries,
+    table,
+    timing,
+    usage,
+    work,
+)
 from benchmarks.harness.budget import Budget
 from benchmarks.harness.implementations import precision_of
 from benchmarks.harness.operation import operation_of
@@ -52,6 +63,7 @@ class Context:
 
 def measure_group(context: Context, group: Group) -> None:
     """Measures one group and adds its rows; a failing contender is a row and the rest go on."""
+    kind = group.problem.suite
     done = _rounds_done(context, group)
     wanted = range(context.settings.repeats)
     missing = {
@@ -63,16 +75,21 @@ def measure_group(context: Context, group: Group) -> None:
         if not missing[contender.key]:
             continue
         try:
-            refuse_large(contender, context.settings.max_kv_gb)
+            # The case of a search is its bound: what may be tried is for its own limits to say.
+            if kind != "max_seq":
+                refuse_large(contender, context.settings.max_kv_gb)
         except errors.SkippedError as skipped:
             context.add(rows.failed(context.row(contender), errors.describe(skipped)))
             continue
         pending.append(contender)
     if not pending:
         return
-    # The baseline first: the others are compared with its outputs.
+    # The baseline first, also where all its rounds are held already (it is prepared then, and not
+    # timed): the others are compared with its outputs.
+    baseline = next((c for c in group.contenders if c.impl == context.baseline), None)
+    if baseline is not None and baseline not in pending and _has_numbers(context, baseline):
+        pending.append(baseline)
     pending.sort(key=lambda contender: contender.impl != context.baseline)
-    kind = group.problem.suite
     if kind == "max_seq":
         for contender in pending:
             context.progress.step(contender.impl)
@@ -97,6 +114,13 @@ def _rounds_done(context: Context, group: Group) -> dict[str, set[int]]:
         contender.key: held.get(rows.identity(context.row(contender)), set())
         for contender in group.contenders
     }
+
+
+def _has_numbers(context: Context, contender: Contender) -> bool:
+    """Whether the file holds a row of this contender that is no error."""
+    wanted = rows.identity(context.row(contender))
+    held = context.store.rows_of_run()
+    return any(rows.identity(row) == wanted and "error" not in row for row in held)
 
 
 def _search(context: Context, contender: Contender) -> dict[str, Any]:
@@ -134,7 +158,8 @@ def _measure_here(
         try:
             prepared = prepare(contender, arrays, yardstick, context.backend, context.cache_bytes)
         except Exception as error:  # A failed case is a row, whatever failed.
-            context.add(rows.failed(context.row(contender), errors.describe(error)))
+            if missing[key]:
+                context.add(rows.failed(context.row(contender), errors.describe(error)))
             continue
         if contender.impl == context.baseline and baseline_outputs is None:
             baseline_outputs = prepared.outputs
@@ -187,6 +212,25 @@ def _measure_isolated(
         del yardstick
     kind = "peak" if group.problem.suite == "peak" else "time"
     by_key = {contender.key: contender for contender in pending}
+    baseline_path = folder / "baseline.npz"
+
+    def result_of(contender: Contender, round_index: int) -> dict[str, Any]:
+        context.progress.step(f"{contender.key}, own process, round {round_index + 1}")
+        return isolate.run(
+            isolate.Request(
+                kind,
+                contender,
+                context.backend,
+                context.cache_bytes,
+                round_index,
+                yardstick_path,
+                str(baseline_path),
+                contender.impl == context.baseline and not baseline_path.exists(),
+            )
+        )
+
+    if kind == "time" and not missing[pending[0].key]:
+        result_of(pending[0], 0)
     failed: set[str] = set()
     round_seconds = 0.0
     for round_index in range(1 if kind == "peak" else context.settings.repeats):
@@ -197,23 +241,11 @@ def _measure_isolated(
             context.budget.drop(len(due))
             continue
         started = time.monotonic()
-        # The baseline runs first in the first round, because the others need its outputs.
-        order = due if round_index == 0 else timing.changing_order(due, round_index)
+        # The baseline runs first until its outputs are there: the others need them.
+        order = timing.changing_order(due, round_index) if baseline_path.exists() else due
         for key in order:
             contender = by_key[key]
-            context.progress.step(f"{key}, own process, round {round_index + 1}")
-            result = isolate.run(
-                isolate.Request(
-                    kind,
-                    contender,
-                    context.backend,
-                    context.cache_bytes,
-                    round_index,
-                    yardstick_path,
-                    str(folder / "baseline.npz"),
-                    contender.impl == context.baseline and round_index == 0,
-                )
-            )
+            result = result_of(contender, round_index)
             row = context.row(contender)
             if "error" in result:
                 failed.add(key)
@@ -285,7 +317,7 @@ def run_suite(suite: str) -> int:
         if options.plot is not None:
             from benchmarks.harness import plots
 
-            plots.require()
+            plots.require(suite)
     except flags.FlagError as error:
         flags.exit_with(str(error))
     plan = [(run, groups_of(run)) for run in runs]
@@ -395,4 +427,4 @@ def main(suite: str) -> None:
             flags.exit_with(f"unexpected argument {argv[1]!r}; every option is a --flag")
         return run_suite(suite)
 
-    flags.run_app(run)
+    flags.run_app(run, lambda: usage.of_suite(suite))

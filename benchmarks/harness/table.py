@@ -3,26 +3,30 @@
 
 from __future__ import annotations
 
+import math
+import textwrap
 from typing import Any
 
 from benchmarks.harness import ceilings as ceilings_module
 from benchmarks.harness import work
-from benchmarks.harness.case import Case
 from benchmarks.harness.implementations import IMPLEMENTATIONS
 from benchmarks.harness.pool import Pooled, pool
 
 _COLUMNS = (
     "impl",
     "ms",
-    "q1..q3",
+    "+-%",
     "ratio",
     "TFLOP/s",
-    "% peak",
+    "%peak",
     "GB/s",
-    "% read",
+    "%read",
     "rel_err",
-    "temp",
+    "temp MiB",
 )
+
+# The width of everything but the columns, which take about 80.
+_WIDTH = 100
 
 
 def render(rows: list[dict[str, Any]], baselines: dict[str, str], ceilings: dict[str, Any]) -> str:
@@ -50,10 +54,12 @@ def render(rows: list[dict[str, Any]], baselines: dict[str, str], ceilings: dict
 
 def _legend(ceilings: dict[str, Any]) -> str:
     peaks = ", ".join(f"{name} {value:.4g}" for name, value in ceilings["gflops"].items())
-    return (
+    text = (
         f"ceilings ({ceilings['method']}): GFLOP/s {peaks}; read {ceilings['read_gb_s']:.4g} GB/s. "
-        "ratio: to the baseline (its line has 1); below 1 is faster."
+        "+-%: half the quartiles' distance. ratio: to the baseline (its line has 1), below 1 is "
+        "faster. temp: what XLA allocates beside arguments and results."
     )
+    return textwrap.fill(text, _WIDTH)
 
 
 def _by_problem(pooled: list[Pooled]) -> dict[str, list[Pooled]]:
@@ -79,7 +85,8 @@ def _cells(
 ) -> tuple[tuple[str, ...], bool]:
     name = contender.key
     if contender.error is not None:
-        return (name, contender.error), False
+        # Whole in the file, and on stderr when it happened.
+        return (name, textwrap.shorten(contender.error, _WIDTH - 24, placeholder=" ...")), False
     if contender.longest_seq is not None:
         return (name, f"longest {contender.longest_seq}", f"limit: {contender.limit}"), False
     if contender.peak_mb is not None and contender.median_ms is None:
@@ -88,7 +95,8 @@ def _cells(
             f"peak {contender.peak_mb:.1f} MiB",
             f"inputs {contender.inputs_mb:.1f}",
         ), False
-    assert contender.median_ms is not None
+    assert contender.median_ms and contender.q1_ms and contender.q3_ms
+    spread = 50 * (contender.q3_ms - contender.q1_ms) / contender.median_ms
     ratio, mark = "", False
     if baseline is not None and baseline.median_ms:
         mark = baseline.precision != contender.precision
@@ -96,16 +104,16 @@ def _cells(
     amount = work.count(contender.case)
     tflops = amount.tflops(contender.median_ms)
     gb_per_s = amount.gb_per_s(contender.median_ms)
-    peak = peak_gflops(contender.case, contender.precision, ceilings)
+    peak = ceilings_module.compute_gflops(ceilings, contender.precision)
     read = ceilings.get("read_gb_s")
     line = (
         name,
-        f"{contender.median_ms:.4g}",
-        f"{contender.q1_ms:.4g}..{contender.q3_ms:.4g}",
+        _significant(contender.median_ms, 4),
+        f"{spread:.1f}",
         ratio,
-        f"{tflops:.3g}",
+        _significant(tflops, 3),
         f"{100e3 * tflops / peak:.0f}" if peak else "",
-        f"{gb_per_s:.3g}",
+        _significant(gb_per_s, 3),
         f"{100 * gb_per_s / read:.0f}" if read else "",
         "" if contender.rel_err is None else f"{contender.rel_err:.1e}",
         "" if contender.xla_temp_mb is None else f"{contender.xla_temp_mb:.1f}",
@@ -113,9 +121,9 @@ def _cells(
     return line, mark
 
 
-def peak_gflops(case: Case, precision: str, ceilings: dict[str, Any]) -> float | None:
-    """The ceiling that percentages refer to: the precision's own."""
-    return ceilings_module.compute_gflops(ceilings, precision)
+def _significant(value: float, digits: int) -> str:
+    """A positive number with this many digits, zeros at the end included, and never an exponent."""
+    return f"{value:.{max(0, digits - 1 - math.floor(math.log10(value)))}f}"
 
 
 def _aligned(cells: list[tuple[str, ...]]) -> list[str]:

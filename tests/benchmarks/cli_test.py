@@ -4,15 +4,16 @@
 import dataclasses
 import json
 import random
+import re
 import signal
 import subprocess
 import time
 
 import pytest
 
-from benchmarks.harness import errors, isolate, schema
+from benchmarks.harness import errors, isolate, schema, usage
 from benchmarks.harness.case import Case
-from benchmarks.harness.suites import Contender
+from benchmarks.harness.suites import SETTINGS_OF, Contender
 from tests.benchmarks import support
 from tests.benchmarks.support import TINY, measure, run_binary
 
@@ -159,6 +160,8 @@ def test_every_death_of_a_process_is_classified(code, stderr, kind):
         ("--output=no/such/folder/x.json", "--output: the folder"),
         ("--output=.", "--output: "),
         ("--resume", "--resume and --append need --output"),
+        ("--resume --append --output=x.json", "not both"),
+        ("--impls=jax_xla --baseline_impl=mha", "mha is not measured; choices: jax_xla"),
         ("--no_such_flag", "no_such_flag"),
         ("--isolate=maybe", "isolate"),
         ("stray", "unexpected argument 'stray'"),
@@ -170,6 +173,44 @@ def test_a_bad_flag_is_one_line_and_exit_code_2(tmp_path, flag, message, capfd, 
     assert code == 2
     assert len(lines) == 1, err
     assert message in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("suite", "flag"),
+    [
+        ("gqa", "--splits=4"),
+        ("dispatch", "--kv_lens=64"),
+        ("decode", "--seq_lens=64"),
+        ("splitsweep", "--block_ks=32"),
+        ("blockk", "--model_dim=64"),
+        ("peak", "--repeats=3"),
+        ("max_seq", "--ref_max_seq=64"),
+        ("layer", "--head_dims=64"),
+    ],
+)
+def test_a_flag_that_a_suite_does_not_read_is_refused(suite, flag, tmp_path, capfd, monkeypatch):
+    code, _, err = _in_process(suite, flag, tmp_path, capfd, monkeypatch)
+    assert code == 2
+    (line,) = err.splitlines()
+    assert line.startswith(f"{flag.split('=')[0]}: suite {suite} does not have it; it has --b")
+
+
+def test_peak_has_nothing_to_plot(tmp_path, capfd, monkeypatch):
+    code, _, err = _in_process("peak", "--plot=p.png", tmp_path, capfd, monkeypatch)
+    assert code == 2 and err.startswith("--plot: draws times and suite peak has none")
+
+
+@pytest.mark.parametrize("suite", [*schema.SUITES, "all"])
+def test_help_tells_the_flags_of_the_suite_and_no_others(suite, tmp_path, capfd, monkeypatch):
+    code, out, err = _in_process(suite, "--help", tmp_path, capfd, monkeypatch)
+    assert (code, err) == (0, "")
+    told = set(re.findall(r"^  --(\w+) ", out, re.M))
+    grid = told - set(usage.RUN_FLAGS) | {"tag"}
+    every = set().union(*SETTINGS_OF.values())
+    assert told >= set(usage.RUN_FLAGS)
+    assert grid == (every if suite == "all" else SETTINGS_OF[suite])
+    assert max(map(len, out.splitlines())) <= 100
+    assert "Exit code: 0" in out
 
 
 def _in_process(suite, flag, tmp_path, capfd, monkeypatch):
@@ -192,7 +233,7 @@ def _in_process(suite, flag, tmp_path, capfd, monkeypatch):
     def run(main, flags_parser):
         import sys
 
-        sys.exit(main(flags_parser(["binary", flag])))
+        sys.exit(main(flags_parser(["binary", *flag.split()])))
 
     monkeypatch.setattr(app, "run", run)
     with pytest.raises(SystemExit) as ended:

@@ -130,6 +130,8 @@ def test_selectors(reference):
     assert count("tag=after,dtype=bfloat16") == 144
     assert count("impl=probjax_default") == count("impl=default") == 192
     assert count("causal=true") == count("causal=1") == 384
+    rows = reference[GQA_DECODE.name].rows
+    assert count("num_splits=0") == count("num_splits=1") == 108
     assert selecting.parse("a:b/c.json").wanted == ()
 
 

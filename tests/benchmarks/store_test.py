@@ -103,6 +103,24 @@ def test_resume_skips_done_rounds_and_measures_the_rest(tmp_path):
     assert {one["run"] for one in again} == {"gqa_1"}
 
 
+@pytest.mark.parametrize("isolated", [False, True])
+def test_resumed_rows_are_compared_with_a_baseline_that_was_complete(tmp_path, isolated):
+    path = tmp_path / "r.json"
+    settings = dataclasses.replace(
+        TINY, repeats=2, impls=("jax_xla", "default"), baseline_impl="jax_xla"
+    )
+    measure(settings, support.open_store(settings, path))
+    data = json.loads(path.read_text())
+    assert [one["impl"] for one in data["results"]] == ["jax_xla", "default"] * 2
+    kept = data["results"][:3]
+    path.write_text(json.dumps(data | {"results": kept}))
+    again = measure(settings, support.open_store(settings, path, resume=True), isolated=isolated)
+    assert again[:3] == kept
+    (row,) = again[3:]
+    assert (row["impl"], row["round"]) == ("default", 1)
+    assert row["rel_vs_jax_xla"] == kept[1]["rel_vs_jax_xla"]
+
+
 def test_resume_refuses_another_configuration_and_names_the_difference(tmp_path):
     path = tmp_path / "r.json"
     open_store(path).add([row()])

@@ -115,6 +115,30 @@ def test_layer_splits_the_model_over_the_heads():
     assert {group.problem.head_dim for group in suites.groups_of(run)} == {32}
 
 
+# Another value for every setting that decides what is measured.
+OTHER = {
+    "dtypes": ("float16",), "batches": (3,), "heads": (24,), "kv_heads": (3,), "head_dims": (96,),
+    "seq_lens": (48,), "q_lens": (5,), "kv_lens": (80,), "splits": (3,), "block_ks": (16,),
+    "modes": ("fwd_bwd",), "causal": (1,), "impls": ("planted",), "model_dim": 480, "max_seq": 77,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OTHER)
+@pytest.mark.parametrize("suite", schema.SUITES)
+def test_a_suite_reads_the_settings_that_it_says_and_no_others(suite, name):
+    run = Settings(
+        suite, heads=(12,), seq_lens=(64,), q_lens=(1,), kv_lens=(128,), splits=(1,),
+        block_ks=(32,), impls=("mha",), kv_heads=(6,), model_dim=240,
+    )  # fmt: skip
+    changed = suites.groups_of(dataclasses.replace(run, **{name: OTHER[name]}))
+    assert (changed != suites.groups_of(run)) == (name in suites.SETTINGS_OF[suite])
+
+
+def test_every_setting_is_of_some_suite():
+    fields = {field.name for field in dataclasses.fields(Settings)}
+    assert frozenset().union(*suites.SETTINGS_OF.values()) == fields - {"suite", "name"}
+
+
 def test_header_is_json_and_complete():
     header = Settings("gqa").header()
     assert json.loads(json.dumps(header)) == header

@@ -8,7 +8,7 @@ import itertools
 import numpy as np
 import pytest
 
-from benchmarks.harness import pool, summaries, timing
+from benchmarks.harness import pool, summaries, table, timing
 from benchmarks.harness.budget import Budget
 from benchmarks.harness.progress import Progress
 
@@ -142,6 +142,29 @@ def test_another_precision_is_no_alternative():
     assert summaries.choices(pool.pool(rows), "dispatch") == []
 
 
+def test_the_table_fits_a_terminal_and_says_what_the_numbers_are():
+    ceilings = {"method": "m", "gflops": {"float32": 2e-3}, "read_gb_s": 1e-2}
+    rows = [
+        row(impl="jax_xla", median=2.0, rel_err=1.23e-7, xla_temp_mb=3.0),
+        row(impl="mha", median=1.0),
+        row(impl="torch_sdpa", median=3.0, precision="tf32"),
+        row(impl="default", error="unsupported: " + "a long reason " * 40),
+    ]
+    lines = table.render(rows, {"r": "jax_xla"}, ceilings).splitlines()
+    assert lines[1] == "gqa float32 fwd B1 L8 H1 D8"
+    told = {line.split()[0]: line.split() for line in lines[2:7]}
+    names = ["impl", "ms", "+-%", "ratio", "TFLOP/s", "%peak", "GB/s", "%read", "rel_err", "temp"]
+    assert told["impl"][:-1] == names
+    # 2 products of 64 pairs and 8 dimensions; q, k, v and out once: 2048 FLOPs, 1 KiB, in 2 ms.
+    assert told["jax_xla"][1:] == [
+        "2.000", "15.0", "1.000", "0.00000102", "51", "0.000512", "5", "1.2e-07", "3.0",
+    ]  # fmt: skip
+    assert told["mha"][3] == "0.500" and told["torch_sdpa"][3] == "1.500*"
+    assert told["default"][1] == "unsupported:" and told["default"][-1] == "..."
+    assert max(map(len, lines)) <= 100
+    assert "different precisions" in lines[-1]
+
+
 def test_progress_says_what_runs_and_what_is_left():
     stream = io.StringIO()
     progress = Progress(4, stream)
@@ -149,5 +172,24 @@ def test_progress_says_what_runs_and_what_is_left():
     progress.finish_group()
     progress.start_group("gqa L128")
     text = stream.getvalue()
-    assert "[1/4] gqa L64" in text
-    assert "[2/4] gqa L128, about 0m" in text and "left" in text
+    assert "[1/4] time left not known yet: gqa L64\n" in text
+    assert "[2/4] about 0m00s left: gqa L128\n" in text
+
+
+class Terminal(io.StringIO):
+    """A terminal of unknown width: 80 columns are assumed."""
+
+    def isatty(self):
+        return True
+
+
+def test_on_a_terminal_one_line_is_redrawn_and_never_wraps():
+    stream = Terminal()
+    progress = Progress(4, stream)
+    progress.start_group("gqa " + "L64 " * 30)
+    progress.step("flex_native: compiling")
+    drawn = stream.getvalue().split("\r\x1b[K")
+    assert len(drawn) == 3 and drawn[0] == ""
+    assert all(len(line) == 79 and "\n" not in line for line in drawn[1:])
+    progress.note("a failure")
+    assert stream.getvalue().endswith("\r\x1b[Ka failure\n")

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""FLOPs and bytes against brute force; ceilings and the search for the longest sequence."""
+"""FLOPs, bytes and saved memory by count; ceilings and the search for the longest sequence."""
 
 import dataclasses
 
+import jax
+import jax.numpy as jnp
 import pytest
 
-from benchmarks.harness import ceilings, search, work
+from benchmarks.harness import ceilings, residuals, search, work
 from benchmarks.harness.case import Case
 
 CASE = Case("gqa", "bfloat16", "fwd", 2, 16, 16, 4, 2, 8)
@@ -50,13 +52,36 @@ def test_a_layer_counts_its_projections():
     assert work.count(case).flops == attention + 4 * 2 * 8 * 8 * 8
 
 
+def test_residuals_are_what_the_forward_pass_saves_beyond_its_inputs():
+    @jax.custom_vjp
+    def dot(x, y):
+        return (x * y).sum(-1)
+
+    def forward(x, y):
+        out = dot(x, y)
+        # The input is no cost, out counts once, its rounded copy is another array.
+        return out, (x, y, out, out, out.astype(jnp.bfloat16))
+
+    def backward(saved, cotangent):
+        return saved[1] * cotangent[..., None], saved[0] * cotangent[..., None]
+
+    dot.defvjp(forward, backward)
+    shape = jax.ShapeDtypeStruct((2, 8, 4), jnp.float32)
+    assert residuals.saved_residuals(dot, [shape, shape]) == {
+        "residual_mb": 16 * (4 + 2) / 2**20,
+        "residual_shapes": ["float32[2, 8]", "bfloat16[2, 8]"],
+    }
+
+
 def test_impossible_needs_a_wide_margin():
-    known = {"gflops": {"float32": 100.0}, "read_gb_s": 10.0}
+    known = {"is_bound": True, "gflops": {"float32": 100.0}, "read_gb_s": 10.0}
     assert not ceilings.impossible(known, "float32", 120)
     assert ceilings.impossible(known, "float32", 200)
     # A precision without a ceiling of its own is held against the highest one.
     assert ceilings.impossible(known, "tf32", 200)
-    assert not ceilings.impossible({"gflops": {}}, "float32", 1e9)
+    assert not ceilings.impossible({"is_bound": True, "gflops": {}}, "float32", 1e9)
+    # What only stands in for a ceiling accuses nobody.
+    assert not ceilings.impossible(known | {"is_bound": False}, "float32", 1e9)
 
 
 def test_measured_ceilings_are_plausible():
@@ -64,6 +89,21 @@ def test_measured_ceilings_are_plausible():
     assert 0.1 < measured["gflops"]["float32"] < 1e5
     assert 0.1 < measured["read_gb_s"] < 1e4
     assert measured["method"]
+
+
+def test_only_the_native_loops_bound_a_cpu(monkeypatch, tmp_path):
+    """Without the native program XLA's product stands in: slow at 16 bits on many CPUs."""
+    monkeypatch.setattr(ceilings, "NATIVE", tmp_path / "absent")
+    measured = ceilings.measure("cpu")
+    assert not measured["is_bound"]
+    assert measured["gflops"]["bfloat16"] >= measured["gflops"]["float32"] > 0
+    script = tmp_path / "machine_peaks"
+    script.write_text('#!/bin/sh\necho \'{"method": "m", "gflops": {}, "read_gb_s": 1}\'\n')
+    script.chmod(0o755)
+    monkeypatch.setattr(ceilings, "NATIVE", script)
+    assert ceilings.measure("cpu") == {
+        "method": "m", "gflops": {}, "read_gb_s": 1, "is_bound": True,
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize("longest", [0, 1, 255, 256, 300, 1000, 4095, 4096])
