@@ -8,9 +8,9 @@ With a float64 reference and an unfused baseline of the same precision, each out
 in two norms. In the Euclidean one, which is that of rel_err, atol is twice the rounding of the
 output to its dtype plus twice that of (ref + 0.3 - 0.3) in float32. In the maximum norm, which
 finds what is wrong in one place only, atol is twice the largest rounding of (ref + 0.3 - 0.3) in
-the output's dtype, as in flash-attention's tests. The baseline is evaluated twice, with sums over
-features in both orders, and its larger error counts: that of one evaluation of few numbers is a
-matter of luck (an honest float32 result of 96 numbers was 1.9 times its limit).
+the output's dtype, as in flash-attention's tests. The baseline is evaluated with sums over
+features in several orders, and its largest error counts: that of one evaluation of few numbers is
+a matter of luck (an honest float32 result of 96 numbers was 1.9 times its limit).
 """
 
 from __future__ import annotations

@@ -41,6 +41,17 @@ def attention_inputs(case: Case) -> Arrays:
     return q, k, v, cotangent
 
 
+def feature_order(count: int, variant: int, back: bool = False) -> np.ndarray:
+    """Positions of `count` features in order number `variant`: as they are, reversed, shuffled.
+
+    `back` gives the order that undoes it.
+    """
+    if variant < 2:
+        return np.arange(count)[:: -1 if variant else 1]
+    order = np.random.default_rng(variant).permutation(count)
+    return np.argsort(order) if back else order
+
+
 def check_inputs(arrays: Arrays) -> None:
     """Raises ValueError unless every array looks like a draw of non-constant finite values."""
     for index, array in enumerate(arrays):

@@ -68,10 +68,21 @@ class LayerOperation:
         d_wo = np.tensordot(attended, d_out, tokens)
         return tuple(arithmetic.result(array) for array in (dx, *d_weights, d_wo))
 
-    def mirrored(self, arrays: Arrays) -> Arrays:
-        # The four weights, and their gradients, follow the first array; heads are reversed in all.
-        weights = range(1, 5)
-        return tuple(np.flip(a) if i in weights else a[..., ::-1] for i, a in enumerate(arrays))
+    def reordered(self, arrays: Arrays, variant: int, back: bool = False) -> Arrays:
+        # The four weights, or their gradients, follow the first array: the width and, apart from
+        # it, the features of the heads change their order.
+        width = inputs.feature_order(arrays[0].shape[-1], variant, back)
+        results = []
+        for place, array in enumerate(arrays):
+            if place in (1, 2, 3):
+                dim = inputs.feature_order(array.shape[-1], variant, back)
+                results.append(array[width][..., dim])
+            elif place == 4:
+                dim = inputs.feature_order(array.shape[1], variant, back)
+                results.append(array[:, dim][..., width])
+            else:
+                results.append(array[..., width])
+        return tuple(results)
 
     def program(self, impl: str, case: Case, arrays: Arrays, backend: str) -> Program:
         builders: dict[str, Callable[[Case, str], Callable[..., Any]]] = {

@@ -31,10 +31,10 @@ class Operation(Protocol):
     def reference(self, case: Case, arrays: Arrays, arithmetic: reference.Arithmetic) -> Arrays:
         """The outputs in the given arithmetic."""
 
-    def mirrored(self, arrays: Arrays) -> Arrays:
-        """Inputs, or outputs, with their features in reverse order: the same problem otherwise.
+    def reordered(self, arrays: Arrays, variant: int, back: bool = False) -> Arrays:
+        """Inputs, or outputs, with their features in another order (inputs.feature_order).
 
-        Sums over features then run in the other order, and round differently.
+        The problem is the same, but sums over features round differently.
         """
 
     def program(self, impl: str, case: Case, arrays: Arrays, backend: str) -> Program:
@@ -55,8 +55,9 @@ class AttentionOperation:
         cotangent = arrays[3] if case.mode == "fwd_bwd" else None
         return reference.attention(case, *arrays[:3], cotangent, arithmetic)
 
-    def mirrored(self, arrays: Arrays) -> Arrays:
-        return tuple(array[..., ::-1] for array in arrays)
+    def reordered(self, arrays: Arrays, variant: int, back: bool = False) -> Arrays:
+        order = inputs.feature_order(arrays[0].shape[-1], variant, back)
+        return tuple(array[..., order] for array in arrays)
 
     def program(self, impl: str, case: Case, arrays: Arrays, backend: str) -> Program:
         implementation = IMPLEMENTATIONS[impl]

@@ -66,7 +66,7 @@ def test_kill_at_any_moment_leaves_a_whole_file(tmp_path):
         assert done.returncode == -9
         assert len(json.loads(path.read_text())["results"]) == 1
     assert len(os.listdir(tmp_path)) == 2
-    open_store(path).add([row()])
+    open_store(path, device={"backend": "cpu"}).add([row()])
     assert os.listdir(tmp_path) == ["r.json"]
 
 
