@@ -294,7 +294,7 @@ def test_interrupting_says_how_to_go_on(tmp_path):
     while not path.exists() and time.monotonic() < deadline:
         time.sleep(0.1)
     process.send_signal(signal.SIGINT)
-    _, stderr = process.communicate(timeout=60)
+    _, stderr = process.communicate(timeout=240)
     assert process.returncode == 130, stderr
     assert "interrupted" in stderr and "--resume" in stderr
     assert rows_of(path)

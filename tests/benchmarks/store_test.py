@@ -12,6 +12,7 @@ import textwrap
 import pytest
 
 from benchmarks.harness import rows, schema, store
+from benchmarks.harness.suites import groups_of
 from tests.benchmarks import support
 from tests.benchmarks.support import TINY, attention, measure, planted
 from tests.benchmarks.timing_test import row
@@ -119,6 +120,25 @@ def test_resumed_rows_are_compared_with_a_baseline_that_was_complete(tmp_path, i
     (row,) = again[3:]
     assert (row["impl"], row["round"]) == ("default", 1)
     assert row["rel_vs_jax_xla"] == kept[1]["rel_vs_jax_xla"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "ending"),
+    [
+        (dataclasses.replace(TINY, impls=("jax_cudnn",), repeats=3), {"error": "unsupported: x"}),
+        (dataclasses.replace(TINY, suite="peak", impls=("jax_xla",)), {"peak_mb": 1.0}),
+    ],
+)
+def test_an_error_and_a_row_without_rounds_are_not_measured_again(
+    tmp_path, monkeypatch, settings, ending
+):
+    path = tmp_path / "r.json"
+    held = support.open_store(settings, path)
+    (group,) = groups_of(settings)
+    held.add([rows.base(group.contenders[0], "cpu", None, held.run) | ending])
+    monkeypatch.setattr("benchmarks.harness.yardstick.make_yardstick", None)
+    again = measure(settings, support.open_store(settings, path, resume=True))
+    assert again == held.rows
 
 
 def test_resume_refuses_another_configuration_and_names_the_difference(tmp_path):
