@@ -22,33 +22,38 @@ Status check_workspace(const PlanRequest& request, i64 bytes) {
 
 xla::ffi::Error forward(xla::ffi::ThreadPool pool, xla::ffi::RemainingArgs operands,
                         xla::ffi::RemainingRets results, xla::ffi::Dictionary attributes) {
-  const Frame frame(operands, results, attributes);
-  if (!frame.ok()) return to_error(kForwardName, frame.error().c_str());
-  ForwardArgs args;
-  Status status = decode_forward(frame.operands(), frame.results(), frame.attributes(), &args);
-  if (status.ok()) status = check_block_index(args.problem, frame.operands());
-  if (status.ok()) {
-    status = check_workspace(plan_request(args.problem, frame.attributes(), Operation::kForward, 0),
-                             args.workspace_bytes);
-  }
-  if (status.ok()) status = cpu::forward(args, PoolExecutor(pool, frame.attributes().threads));
-  return status.ok() ? xla::ffi::Error::Success() : to_error(kForwardName, status.message());
+  return answer(kForwardName, [&] {
+    const Frame frame(operands, results, attributes);
+    if (!frame.ok()) return Status::error("%s", frame.error().c_str());
+    ForwardArgs args;
+    Status status = decode_forward(frame.operands(), frame.results(), frame.attributes(), &args);
+    if (status.ok()) status = check_block_index(args.problem, frame.operands());
+    if (status.ok()) {
+      status =
+          check_workspace(plan_request(args.problem, frame.attributes(), Operation::kForward, 0),
+                          args.workspace_bytes);
+    }
+    if (!status.ok()) return status;
+    return cpu::forward(args, PoolExecutor(pool, frame.attributes().threads));
+  });
 }
 
 xla::ffi::Error backward(xla::ffi::ThreadPool pool, xla::ffi::RemainingArgs operands,
                          xla::ffi::RemainingRets results, xla::ffi::Dictionary attributes) {
-  const Frame frame(operands, results, attributes);
-  if (!frame.ok()) return to_error(kBackwardName, frame.error().c_str());
-  BackwardArgs args;
-  Status status = decode_backward(frame.operands(), frame.results(), frame.attributes(), &args);
-  if (status.ok()) status = check_block_index(args.problem, frame.operands());
-  if (status.ok()) {
-    status = check_workspace(plan_request(args.problem, frame.attributes(), Operation::kBackward,
-                                          dbias_elements(args, frame.results())),
-                             args.workspace_bytes);
-  }
-  if (status.ok()) status = cpu::backward(args, PoolExecutor(pool, frame.attributes().threads));
-  return status.ok() ? xla::ffi::Error::Success() : to_error(kBackwardName, status.message());
+  return answer(kBackwardName, [&] {
+    const Frame frame(operands, results, attributes);
+    if (!frame.ok()) return Status::error("%s", frame.error().c_str());
+    BackwardArgs args;
+    Status status = decode_backward(frame.operands(), frame.results(), frame.attributes(), &args);
+    if (status.ok()) status = check_block_index(args.problem, frame.operands());
+    if (status.ok()) {
+      status = check_workspace(plan_request(args.problem, frame.attributes(), Operation::kBackward,
+                                            dbias_elements(args, frame.results())),
+                               args.workspace_bytes);
+    }
+    if (!status.ok()) return status;
+    return cpu::backward(args, PoolExecutor(pool, frame.attributes().threads));
+  });
 }
 
 }  // namespace

@@ -28,24 +28,26 @@ Status check_data([[maybe_unused]] const Problem& problem, const Frame& frame) {
 
 xla::ffi::Error forward(cuda::Stream stream, xla::ffi::RemainingArgs operands,
                         xla::ffi::RemainingRets results, xla::ffi::Dictionary attributes) {
-  const Frame frame(operands, results, attributes);
-  if (!frame.ok()) return to_error(kForwardName, frame.error().c_str());
-  ForwardArgs args;
-  Status status = decode_forward(frame.operands(), frame.results(), frame.attributes(), &args);
-  if (status.ok()) status = check_data(args.problem, frame);
-  if (status.ok()) status = cuda::forward(args, stream);
-  return status.ok() ? xla::ffi::Error::Success() : to_error(kForwardName, status.message());
+  return answer(kForwardName, [&] {
+    const Frame frame(operands, results, attributes);
+    if (!frame.ok()) return Status::error("%s", frame.error().c_str());
+    ForwardArgs args;
+    Status status = decode_forward(frame.operands(), frame.results(), frame.attributes(), &args);
+    if (status.ok()) status = check_data(args.problem, frame);
+    return status.ok() ? cuda::forward(args, stream) : status;
+  });
 }
 
 xla::ffi::Error backward(cuda::Stream stream, xla::ffi::RemainingArgs operands,
                          xla::ffi::RemainingRets results, xla::ffi::Dictionary attributes) {
-  const Frame frame(operands, results, attributes);
-  if (!frame.ok()) return to_error(kBackwardName, frame.error().c_str());
-  BackwardArgs args;
-  Status status = decode_backward(frame.operands(), frame.results(), frame.attributes(), &args);
-  if (status.ok()) status = check_data(args.problem, frame);
-  if (status.ok()) status = cuda::backward(args, stream);
-  return status.ok() ? xla::ffi::Error::Success() : to_error(kBackwardName, status.message());
+  return answer(kBackwardName, [&] {
+    const Frame frame(operands, results, attributes);
+    if (!frame.ok()) return Status::error("%s", frame.error().c_str());
+    BackwardArgs args;
+    Status status = decode_backward(frame.operands(), frame.results(), frame.attributes(), &args);
+    if (status.ok()) status = check_data(args.problem, frame);
+    return status.ok() ? cuda::backward(args, stream) : status;
+  });
 }
 
 #ifdef ATTENTION_EMULATED

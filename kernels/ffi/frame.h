@@ -2,6 +2,7 @@
 // From XLA's call frame to the plain data of call.h.
 #pragma once
 
+#include <new>
 #include <string>
 
 #include "kernels/ffi/call.h"
@@ -115,8 +116,18 @@ class Frame {
   std::string error_;
 };
 
-inline xla::ffi::Error to_error(const char* target, const char* message) {
-  return xla::ffi::Error::InvalidArgument(std::string(target) + ": " + message);
+// Runs the body of a handler, () -> Status, and tells XLA what came of it. XLA is compiled without
+// exceptions and would end the process: a small allocation that fails becomes an error here.
+template <typename Body>
+xla::ffi::Error answer(const char* target, const Body& body) {
+  try {
+    const Status status = body();
+    if (status.ok()) return xla::ffi::Error::Success();
+    return xla::ffi::Error::InvalidArgument(std::string(target) + ": " + status.message());
+  } catch (const std::bad_alloc&) {
+    return xla::ffi::Error(xla::ffi::ErrorCode::kResourceExhausted,
+                           std::string(target) + ": out of memory");
+  }
 }
 
 }  // namespace attention::ffi

@@ -11,6 +11,7 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <new>
 
 #include "kernels/cpu/attention.h"
 #include "xla/ffi/api/ffi.h"
@@ -33,8 +34,13 @@ class PoolExecutor final : public cpu::Executor {
       return;
     }
     const auto job = std::make_shared<Job>(tasks, function);
-    for (int worker = 1; worker <= helpers; ++worker) {
-      pool_.Schedule([job, worker] { job->work(worker); });
+    try {
+      for (int worker = 1; worker <= helpers; ++worker) {
+        pool_.Schedule([job, worker] { job->work(worker); });
+      }
+    } catch (const std::bad_alloc&) {
+      // Those that were scheduled work on this call's memory: it must not return before them. Fewer
+      // helpers do.
     }
     job->work(0);
     job->wait();

@@ -65,15 +65,38 @@ class Checkout:
             check=False,
         )
 
-    def build(self, *targets: str) -> pathlib.Path:
+    def build(self, *targets: str, **variables: str) -> pathlib.Path:
         """Builds targets and returns the folder of the outputs."""
-        process = self.bazel("build", *targets)
+        process = self.bazel("build", *targets, **variables)
         assert process.returncode == 0, process.stderr[-4000:]
         return self.folder / "bazel-bin"
 
     def close(self) -> None:
         """Stops the server."""
         self.bazel("shutdown")
+
+    def poison(self) -> dict[str, str]:
+        """Makes a CUDA installation that must not be used; returns the environment that offers it.
+
+        Its programs fail, its headers do not compile, and options for nvcc are wrong.
+        """
+        root = self.root / "poison"
+        for folder in ("bin", "include", "lib64"):
+            (root / folder).mkdir(parents=True)
+        for name in ("nvcc", "cicc", "ptxas", "fatbinary", "cudafe++", "cuobjdump"):
+            program = root / "bin" / name
+            program.write_text(f"#!/bin/sh\necho the {name} of the machine ran >&2\nexit 1\n")
+            program.chmod(0o755)
+        for name in ("cuda.h", "cuda_runtime.h", "cuda_fp16.h", "cuda_bf16.h"):
+            (root / "include" / name).write_text(f"#error the {name} of the machine was read\n")
+        places = ("CUDA_HOME", "CUDA_PATH", "CUDA_ROOT", "CUDA_TOOLKIT_PATH", "CUDAToolkit_ROOT")
+        return dict.fromkeys(places, str(root)) | {
+            "PATH": f"{root / 'bin'}:{os.environ['PATH']}",
+            "LD_LIBRARY_PATH": str(root / "lib64"),
+            "NVCC_PREPEND_FLAGS": "--no-such-option-of-the-machine",
+            "NVCC_APPEND_FLAGS": "--no-such-option-of-the-machine",
+            "NVCC_CCBIN": "/no/such/compiler",
+        }
 
     @staticmethod
     def _program() -> str:

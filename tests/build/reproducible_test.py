@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Two checkouts give the same bytes.
 
-Their paths differ in length, and so do output roots, numbers of jobs and scratch folders. Compared
+Their paths differ in length, and so do output roots, numbers of jobs and scratch folders; the
+second one's environment offers a CUDA installation that would break the build. Compared
 are every shared library, the objects of one CUDA unit per operation and the wheel; with NIGHTLY=1
 every CUDA object. A mismatch names the file and its differing sections.
 
@@ -72,8 +73,8 @@ def outputs(tmp_path_factory):
     )
     flags = ["--//bazel/cuda:architectures=sm_80", "--output_groups=+cuda_objects"]
     built = []
-    for checkout in checkouts:
-        built.append(checkout.build(*flags, *targets))
+    for checkout, variables in zip(checkouts, ({}, checkouts[1].poison()), strict=True):
+        built.append(checkout.build(*flags, *targets, **variables))
         checkout.close()
     return built
 

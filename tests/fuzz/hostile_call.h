@@ -8,6 +8,7 @@
 #pragma once
 
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -75,8 +76,12 @@ class HostileCall {
   const std::vector<HostileBuffer>& operands() const { return operands_; }
   const std::vector<HostileBuffer>& results() const { return results_; }
 
-  // Runs the handler; "" for success, else the message of its error.
-  std::string run();
+  // Runs the handler; "" for success, else the message of its error. `on_handler` is told when the
+  // handler begins (true) and has returned (false).
+  std::string run(const std::function<void(bool)>& on_handler = nullptr);
+
+  // Tells apart what successful runs wrote to their results; the workspace is not looked at.
+  uint64_t digest() const { return digest_; }
 
   // Decodes the call without running it, as if there were memory behind every size, and computes
   // both plans; "" or what breaks the promise of kernels/ffi/call.h.
@@ -97,6 +102,7 @@ class HostileCall {
   int64_t pool_threads_ = 1;
   bool late_ = false;
   int changes_ = 0;
+  uint64_t digest_ = 0;
   std::vector<HostileBuffer> operands_, results_;
   std::vector<HostileAttribute> attributes_;
 };

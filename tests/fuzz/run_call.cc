@@ -48,7 +48,7 @@ class Memory {
     const bool is_bytes = buffer.dtype == XLA_FFI_DataType_U8;
     const int64_t elements = buffer.elements(is_bytes ? kMaxWorkspace : kMaxElements);
     if (elements < 0 || buffer.null || withheld) return;
-    const int64_t size = elements * bytes_of(buffer.dtype);
+    const int64_t size = size_ = elements * bytes_of(buffer.dtype);
     base_.reset(new (std::align_val_t{64}) uint8_t[size + buffer.misaligned]);
     data_ = base_.get() + buffer.misaligned;
     std::memset(data_, buffer.fill, static_cast<size_t>(size));
@@ -59,6 +59,7 @@ class Memory {
     }
   }
   void* data() const { return data_; }
+  int64_t size() const { return data_ == nullptr ? 0 : size_; }
 
  private:
   struct Free {
@@ -66,6 +67,7 @@ class Memory {
   };
   std::unique_ptr<uint8_t[], Free> base_;
   uint8_t* data_ = nullptr;
+  int64_t size_ = 0;  // bytes
 };
 
 // The structures of XLA's frame for a list of buffers.
@@ -85,6 +87,16 @@ struct Buffers {
       pointers.push_back(&buffers.back());
     }
   }
+
+  // FNV-1a over the contents of all but the last, which is the workspace.
+  uint64_t digest() const {
+    uint64_t hash = 0xcbf29ce484222325;
+    for (size_t i = 0; i + 1 < memory.size(); ++i) {
+      const auto* bytes = static_cast<const uint8_t*>(memory[i].data());
+      for (int64_t j = 0; j < memory[i].size(); ++j) hash = (hash ^ bytes[j]) * 0x100000001b3;
+    }
+    return hash;
+  }
 };
 
 }  // namespace
@@ -103,7 +115,7 @@ bool HostileCall::is_heavy() const {
   return pairs > (library_ == Library::kCpu ? kMaxPairs : kMaxPairs / 8);
 }
 
-std::string HostileCall::run() {
+std::string HostileCall::run(const std::function<void(bool)>& on_handler) {
   const bool withheld = is_heavy();
   Buffers operands(operands_, withheld), results(results_, withheld);
   std::vector<XLA_FFI_ArgType> arg_types(operands_.size(), XLA_FFI_ArgType_BUFFER);
@@ -151,8 +163,11 @@ std::string HostileCall::run() {
       cpu ? ATTENTION_TARGET(fwd, cpu) : ATTENTION_TARGET(fwd, emulated);
   XLA_FFI_Handler* const backward =
       cpu ? ATTENTION_TARGET(bwd, cpu) : ATTENTION_TARGET(bwd, emulated);
+  if (on_handler) on_handler(true);
   const std::unique_ptr<XLA_FFI_Error> error((backward_ ? backward : forward)(&frame));
+  if (on_handler) on_handler(false);
   for (const auto& task : context.waiting) task();
+  digest_ = results.digest();
   return error == nullptr ? "" : error->message;
 }
 
