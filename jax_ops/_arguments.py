@@ -18,8 +18,9 @@ from jax_ops._errors import argument_error, dtype_error, type_error
 from jax_ops._spec import EMPTY_TILE, FULL_TILE, MASK_TILE, Sizes
 
 PRECISIONS = ("default", "highest")
+_MAX_INT32 = 2**31 - 1
 # The largest segment id that the kernels can hold.
-_MAX_ID = 2**31 - 1
+_MAX_ID = _MAX_INT32
 # Values of jax.default_matmul_precision that mean full float32 products.
 _FULL_FLOAT32 = ("highest", "float32", "F32_F32_F32")
 
@@ -41,14 +42,24 @@ def function(name: str, value: Any, parameters: str, others: str = "") -> None:
 
 def as_array(name: str, x: Any) -> jax.Array:
     """`x` as a JAX array; anything that is not one raises a TypeError naming the argument."""
-    if isinstance(x, (jax.Array, np.ndarray, np.generic)):
-        return jnp.asarray(x)
+    if isinstance(x, jax.Array):
+        return x
     try:
+        # Also a TypeError that JAX raises later, and without the name: for what has a shape and
+        # dtype but no values, and for masked arrays, whose mask JAX will not drop.
+        if isinstance(x, (jax.ShapeDtypeStruct, np.ma.MaskedArray)):
+            raise TypeError(type(x).__name__)
         return jnp.asarray(x)
-    except (TypeError, ValueError) as error:
-        raise type_error(name, f"{type(x).__name__}", "an array") from error
     except OverflowError as error:
         raise argument_error(name, f"numbers too large ({error})", "numbers that fit") from error
+    except (TypeError, ValueError) as error:
+        raise type_error(name, _kind(x), "an array of numbers or booleans") from error
+
+
+def _kind(x: Any) -> str:
+    """Type of a value that is no array, with its dtype where it has one."""
+    name = type(x).__name__
+    return f"{name} of dtype {x.dtype}" if isinstance(x, (np.ndarray, np.generic)) else name
 
 
 def _integers(name: str, x: Any) -> jax.Array | np.ndarray:
@@ -94,6 +105,13 @@ def choice(name: str, x: Any, allowed: tuple[str, ...]) -> str:
     raise argument_error(name, _describe(x), ", ".join(repr(a) for a in allowed))
 
 
+def platform(x: Any) -> str | None:
+    """One of JAX's platform names; which there are depends on its plugins."""
+    if x is None or (isinstance(x, str) and x):
+        return x
+    raise type_error("platform", _describe(x), "None or a name such as 'cpu', 'cuda' or 'tpu'")
+
+
 def _describe(x: Any) -> str:
     if isinstance(x, jax.core.Tracer):
         return f"a traced value ({jax.typeof(x)})"
@@ -119,24 +137,18 @@ def _integer(name: str, x: Any, low: int, allowed: str) -> int:
     return int(x)
 
 
-def block_size(name: str, x: Any) -> int:
-    """A tile size; 0 stands for 'auto', the planner's choice."""
-    allowed = "'auto' or an integer >= 1"
+def count(name: str, x: Any) -> int:
+    """A tile size or a number of splits; 0 stands for 'auto', the planner's choice."""
+    allowed = "'auto' or an integer in [1, 2^31 - 1]"
     if isinstance(x, str):
         if x != "auto":
             raise argument_error(name, repr(x), allowed)
         return 0
-    return _integer(name, x, 1, allowed)
-
-
-def num_splits(x: Any) -> int:
-    """Number of parts of the key axis; 0 stands for 'auto'."""
-    allowed = "'auto' or an integer >= 1"
-    if isinstance(x, str):
-        if x != "auto":
-            raise argument_error("num_splits", repr(x), allowed)
-        return 0
-    return _integer("num_splits", x, 1, allowed)
+    size = _integer(name, x, 1, allowed)
+    # What the planners' 64 bits cannot hold would reach them as another number.
+    if size > _MAX_INT32:
+        raise argument_error(name, size, allowed)
+    return size
 
 
 def window(name: str, x: Any) -> tuple[int | None, int | None]:
@@ -154,7 +166,7 @@ def window(name: str, x: Any) -> tuple[int | None, int | None]:
 def _window_side(name: str, x: Any, allowed: str) -> int | None:
     size = None if x is None else _integer(name, x, 0, allowed)
     # No sequence is longer than 2^31 - 1, so a wider window is an unbounded side.
-    return None if size is None or size >= 2**31 - 1 else size
+    return None if size is None or size >= _MAX_INT32 else size
 
 
 def scale(x: Any, d: int, dtype: np.dtype) -> tuple[float | None, jax.Array | None]:
@@ -214,16 +226,16 @@ def _score_shape(name: str, x: jax.Array, sizes: Sizes) -> jax.Array:
     return x.reshape(shape) if x.ndim < 4 else x
 
 
-def mask(x: Any, sizes: Sizes) -> jax.Array | None:
+def mask(x: Any, sizes: Sizes, name: str = "mask") -> jax.Array | None:
     """A bool mask, [B|1, Hq|1, Lq|1, Lkv|1]."""
     if x is None:
         return None
-    x = as_array("mask", x)
+    x = as_array(name, x)
     if x.dtype != np.bool_:
         raise dtype_error(
-            "mask", f"dtype {x.dtype}", "bool (True: attend); additive values belong in `bias`"
+            name, f"dtype {x.dtype}", "bool (True: attend); additive values belong in `bias`"
         )
-    return _score_shape("mask", x, sizes)
+    return _score_shape(name, x, sizes)
 
 
 def bias(x: Any, sizes: Sizes, dtype: np.dtype) -> jax.Array | None:

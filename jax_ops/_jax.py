@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -59,6 +60,18 @@ def with_automatic_axes(function: Callable[..., Any], results: Sequence[Any]) ->
     if not any(type_ == AxisType.Explicit for type_ in shardings[0].mesh.axis_types):
         return function
     return jax.sharding.auto_axes(function, out_sharding=shardings)
+
+
+def has_typed_mesh_axes() -> bool:
+    """Whether types of values traced here name mesh axes: in shard_map, and with explicit axes."""
+    mesh = jax.sharding.get_abstract_mesh()
+    explicit = any(type_ == AxisType.Explicit for type_ in mesh.axis_types)
+    return bool(mesh.manual_axes) or explicit
+
+
+def without_mesh() -> contextlib.AbstractContextManager[Any]:
+    """Traces as if no mesh were set."""
+    return jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((), ()))
 
 
 def lower_as_jax(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -12,8 +12,7 @@ from typing import Any
 import jax
 
 from jax_ops._errors import UnsupportedError
-from jax_ops._problem import Problem
-from jax_ops._spec import Operands
+from jax_ops._spec import Operands, Problem
 
 _JAX_NAMES = {"jax_xla": "xla", "jax_cudnn": "cudnn"}
 

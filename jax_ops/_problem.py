@@ -7,27 +7,19 @@ user's argument again, except that the FFI handlers check everything that comes 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jax_ops import _arguments as arguments
-from jax_ops import _primitive, dispatch
+from jax_ops import _peers, _primitive, dispatch
 from jax_ops._errors import argument_error, dtype_error, type_error
-from jax_ops._spec import AttentionSpec, Operands, Sizes
+from jax_ops._spec import AttentionSpec, Operands, Problem, Sizes
 
 INPUT_DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16, jnp.float64)
 ALIGNMENTS = ("top_left", "bottom_right")
-
-
-class Problem(NamedTuple):
-    """A validated call: what `attend` takes."""
-
-    spec: AttentionSpec
-    operands: Operands
-    batched: bool  # False when the inputs had no batch axis, so that results lose it again
 
 
 def make_problem(
@@ -101,9 +93,9 @@ def make_problem(
         soft_cap=arguments.soft_cap(logits_soft_cap, small_float),
         dropout_rate=rate,
         precision=arguments.precision(precision, dtype),
-        block_q=arguments.block_size("block_q", block_q),
-        block_k=arguments.block_size("block_k", block_k),
-        num_splits=arguments.num_splits(num_splits),
+        block_q=arguments.count("block_q", block_q),
+        block_k=arguments.count("block_k", block_k),
+        num_splits=arguments.count("num_splits", num_splits),
         implementation=dispatch.canonical_implementation(implementation),
     )
     operands = Operands(
@@ -129,7 +121,7 @@ def make_problem(
 
 
 def attend(problem: Problem, return_residual: bool = False) -> Any:
-    """Runs a problem.
+    """Runs a problem, here or on the peer that was asked for.
 
     Returns:
       out [B, Lq, Hq, Dv] in query's dtype, and with `return_residual` also lse [B, Lq, Hq]
@@ -139,6 +131,8 @@ def attend(problem: Problem, return_residual: bool = False) -> Any:
       UnsupportedError: the implementation that was asked for cannot run this; every reason is said.
     """
     return_residual = arguments.boolean("return_residual", return_residual)
+    if problem.spec.implementation in dispatch.PEERS:
+        return _peers.attend(problem, return_residual)
     dispatch.require_support(problem.spec, problem.operands)
     out, lse = _primitive.attend(problem.spec, problem.operands)
     if not problem.batched:

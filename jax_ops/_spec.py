@@ -101,6 +101,14 @@ class Operands(NamedTuple):
     block_bits: Any = None  # [n, 64, 2] uint32, no lead axes: bit j % 32 of word j / 32 of row i
 
 
+class Problem(NamedTuple):
+    """A validated call."""
+
+    spec: AttentionSpec
+    operands: Operands
+    batched: bool  # False when the inputs had no batch axis, so that results lose it again
+
+
 class Gradients(NamedTuple):
     """Gradients of the differentiable operands: each in its operand's own shape and dtype.
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import jax
 
-from jax_ops import _peers, dispatch
 from jax_ops._arguments import boolean
-from jax_ops._problem import Problem, attend, make_problem
+from jax_ops._problem import attend, make_problem
+from jax_ops._spec import Problem
 
 
 def dot_product_attention(
@@ -111,8 +111,6 @@ def dot_product_attention(
         alignment=alignment,
         precision=precision,
     )
-    if problem.spec.implementation in dispatch.PEERS:
-        return _peers.attend(problem, boolean("return_residual", return_residual))
     return attend(problem, return_residual)
 
 

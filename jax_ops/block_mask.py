@@ -4,20 +4,23 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
+from jax_ops import _arguments as arguments
+from jax_ops import _program
 from jax_ops._errors import argument_error, type_error
 from jax_ops._spec import EMPTY_TILE, FULL_TILE, MASK_TILE, Sizes
-from jax_ops.masks import BlockMask, Mask, as_mask
+from jax_ops.masks import BlockMask, DenseMask, Mask, as_mask
 
 __all__ = ["create_block_mask"]
 
+# Positions are 32-bit integers.
+_MAX_SIZE = 2**31 - 1
 # Entries that are evaluated at once: bounds the memory that making a mask takes.
 _CHUNK_ENTRIES = 1 << 22
 
@@ -46,7 +49,7 @@ def create_block_mask(
 
     Raises:
       TypeError: the mask depends on traced values (arguments of a function under jit, grad, ..).
-      ValueError: a size is negative, or the mask does not fit the sizes.
+      ValueError: a size is negative or over 2^31 - 1, or the mask does not fit the sizes.
     """
     for name, size in (
         ("batch", batch),
@@ -60,11 +63,14 @@ def create_block_mask(
         if isinstance(size, bool) or not isinstance(size, (int, np.integer)):
             allowed = "an integer >= 0" + (", or None" if optional else "")
             raise type_error(name, repr(size), allowed)
-        if size < 0:
-            raise argument_error(name, size, "an integer >= 0")
+        if not 0 <= size <= _MAX_SIZE:
+            raise argument_error(name, size, "an integer in [0, 2^31 - 1]")
     lead, heads = (1 if x is None else int(x) for x in (batch, num_heads))
     sizes = Sizes((lead,), int(query_length), int(key_length), heads, heads, 1, 1)
-    made = evaluate(as_mask("mask_mod", mask_mod).bound(sizes, batched=True), sizes)
+    mask = as_mask("mask_mod", mask_mod)
+    if isinstance(mask, DenseMask):
+        mask = DenseMask(arguments.mask(mask.array, sizes, "mask_mod"))
+    made = evaluate(mask.bound(sizes, batched=True), sizes)
     if made is None:
         raise type_error(
             "mask_mod", "a mask that depends on traced values", "one whose values are known"
@@ -87,10 +93,15 @@ def evaluate(mask: Mask, sizes: Sizes, shift: Any = 0) -> BlockMask | None:
     (batch,) = sizes.lead
     if not isinstance(batch, int):
         return None
-    if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((mask, shift))):
+    if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(mask)):
         return None
     with jax.ensure_compile_time_eval():
-        by_batch, by_head = _depends_on(mask, shift)
+        by_batch, by_head, by_shift = _depends_on(mask)
+        if not by_shift:
+            shift = 0
+        if isinstance(shift, jax.core.Tracer):
+            return None
+        by_batch = by_batch or np.ndim(shift) > 0
         # Without batch entries or heads there is none to evaluate the mask for.
         batch = batch if by_batch or batch == 0 else 1
         heads = sizes.hq if by_head or sizes.hq == 0 else 1
@@ -102,14 +113,14 @@ def evaluate(mask: Mask, sizes: Sizes, shift: Any = 0) -> BlockMask | None:
         step = max(1, _CHUNK_ENTRIES // (MASK_TILE * MASK_TILE * tile_cols))
         chunk = functools.partial(_tiles, mask, sizes, shift)
         scalar, rows = (jax.ShapeDtypeStruct(shape, np.int32) for shape in ((), (step,)))
-        program = jax.make_jaxpr(chunk)(scalar, scalar, rows)
-        if any(isinstance(x, jax.core.Tracer) for x in program.consts):
+        program, captured = _program.trace(chunk, scalar, scalar, rows)
+        if any(isinstance(x, jax.core.Tracer) for x in captured):
             return None
-        evaluate_chunk = jax.jit(jex.jaxpr_as_fun(program))
         for b, h in np.ndindex(batch, heads):
             for first in range(0, tile_rows, step):
                 tile_row = np.arange(first, first + step, dtype=np.int32)
-                state, bits = map(np.asarray, evaluate_chunk(np.int32(b), np.int32(h), tile_row))
+                place = (np.int32(b), np.int32(h), tile_row)
+                state, bits = map(np.asarray, _compiled(program)(captured, *place))
                 state = state[: tile_rows - first]
                 index[b, h, first : first + len(state)] = state
                 for r, c in np.argwhere(state == 0):
@@ -118,18 +129,24 @@ def evaluate(mask: Mask, sizes: Sizes, shift: Any = 0) -> BlockMask | None:
     return BlockMask(index, _bits(numbers), sizes.lq, sizes.lkv)
 
 
+@functools.lru_cache(maxsize=64)
+def _compiled(program: _program.Program) -> Callable[..., Any]:
+    """`program` under jit: takes what it captured, then its arguments."""
+    return jax.jit(lambda captured, *args: program.bind(captured)(*args))
+
+
 def _bits(tiles: Iterable[bytes]) -> np.ndarray:
     """The bit tiles [n, 64, 2] from the content of each."""
     return np.frombuffer(b"".join(tiles), np.uint32).reshape(-1, MASK_TILE, MASK_TILE // 32)
 
 
-def _depends_on(mask: Mask, shift: Any) -> tuple[bool, bool]:
-    """Whether the mask differs between batch entries, and whether it does between heads."""
+def _depends_on(mask: Mask) -> tuple[bool, bool, bool]:
+    """Whether the mask reads the batch index, the head index, and the alignment."""
     scalar = jax.ShapeDtypeStruct((), np.int32)
     jaxpr = jax.make_jaxpr(mask.allows)(*[scalar] * 5).jaxpr
     read = {id(v) for eqn in jaxpr.eqns for v in eqn.invars} | {id(v) for v in jaxpr.outvars}
     by_batch, by_head, _, _, by_shift = (id(v) in read for v in jaxpr.invars)
-    return by_batch or (by_shift and np.ndim(shift) > 0), by_head
+    return by_batch, by_head, by_shift
 
 
 def _tiles(
@@ -142,7 +159,8 @@ def _tiles(
     is_inside = (row < sizes.lq)[:, None] & (key < sizes.lkv)
     # Positions past the end repeat the last one, so that no function sees an index out of range.
     row, key = jnp.minimum(row, sizes.lq - 1), jnp.minimum(key, sizes.lkv - 1)
-    shift = jnp.broadcast_to(jnp.asarray(shift, jnp.int32), sizes.lead)[b]
+    shift = jnp.asarray(shift, jnp.int32)
+    shift = shift[b] if shift.ndim else shift
 
     def entry(i: jax.Array, j: jax.Array) -> jax.Array:
         return jnp.asarray(mask.allows(b, h, i, j, shift)).astype(jnp.bool_)

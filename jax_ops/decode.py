@@ -7,8 +7,6 @@ from typing import Any
 
 import jax
 
-from jax_ops import _peers, dispatch
-from jax_ops._arguments import boolean
 from jax_ops._errors import argument_error
 from jax_ops._problem import attend, make_problem
 
@@ -80,6 +78,4 @@ def decode_attention(
         block_k=block_k,
         implementation=implementation,
     )
-    if problem.spec.implementation in dispatch.PEERS:
-        return _peers.attend(problem, boolean("return_residual", return_residual))
     return attend(problem, return_residual)

@@ -4,15 +4,16 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from typing import Any
 
 import jax
 import numpy as np
 
 from jax_ops import _peers, dispatch
-from jax_ops._problem import Problem
-from jax_ops._spec import AttentionSpec, Operands
-from jax_ops.attention import problem_of
+from jax_ops._arguments import platform as checked_platform
+from jax_ops._spec import AttentionSpec, Operands, Problem
+from jax_ops.attention import dot_product_attention, problem_of
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,8 +53,9 @@ def explain(query: Any, key: Any, value: Any, *args: Any, **options: Any) -> Exp
       ValueError, TypeError: as `dot_product_attention` would, for arguments that no implementation
         takes.
     """
-    platform = options.pop("platform", None) or dispatch.default_platform()
-    problem = _abstract_problem((query, key, value, *args), options)
+    platform = checked_platform(options.pop("platform", None)) or dispatch.default_platform()
+    call = inspect.signature(dot_product_attention).bind(query, key, value, *args, **options)
+    problem = _abstract_problem(call.arguments)
     spec, operands = problem.spec, problem.operands
     if spec.implementation in dispatch.PEERS:
         reason = _peers.refusal(problem)
@@ -78,20 +80,27 @@ def _with_gradients(spec: AttentionSpec, operands: Operands) -> AttentionSpec:
     )
 
 
-def _abstract_problem(args: tuple[Any, ...], options: dict[str, Any]) -> Problem:
+def _abstract_problem(arguments: dict[str, Any]) -> Problem:
     """The problem of a call, with shapes in place of arrays."""
-    arrays = {name: x for name, x in options.items() if _is_array(x)}
-    static = {name: x for name, x in options.items() if not _is_array(x)}
+    arrays = {name: x for name, x in arguments.items() if _is_array(x)}
+    static = {name: x for name, x in arguments.items() if name not in arrays}
     kept: list[Problem] = []
 
-    def trace(args: tuple[Any, ...], arrays: dict[str, Any]) -> Operands:
-        problem = problem_of(*args, **{**arrays, **static})
+    def trace(arrays: dict[str, Any]) -> Operands:
+        problem = problem_of(**arrays, **static)
         kept.append(problem)
         return problem.operands
 
-    operands = jax.eval_shape(trace, args, arrays)
+    operands = jax.eval_shape(trace, arrays)
     return kept[0]._replace(operands=operands)
 
 
 def _is_array(x: Any) -> bool:
-    return isinstance(x, (jax.Array, np.ndarray, jax.ShapeDtypeStruct))
+    """Whether JAX can trace a value as an array; what it cannot is refused by name elsewhere."""
+    if not isinstance(x, np.ndarray):
+        return isinstance(x, (jax.Array, jax.ShapeDtypeStruct))
+    try:
+        jax.eval_shape(lambda x: x, x)
+    except (TypeError, ValueError):
+        return False
+    return True

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,12 +18,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from jax_ops import _arguments as arguments
-from jax_ops import _peers, block_mask, dispatch
+from jax_ops import _jax, _program, block_mask
 from jax_ops._errors import UnsupportedError, argument_error, dtype_error
-from jax_ops._problem import Problem, attend, make_problem
-from jax_ops._spec import AttentionSpec, Operands, Sizes, sizes_of
+from jax_ops._problem import attend, make_problem
+from jax_ops._spec import AttentionSpec, Operands, Problem, Sizes, sizes_of
 from jax_ops._xla import blockwise
-from jax_ops._xla.tile import Mods
+from jax_ops._xla.tile import Mods, score_dtype
 from jax_ops.biases import (
     AlibiBias,
     Bias,
@@ -83,6 +84,13 @@ def flex_attention(
     many calls). Any other `score_mod`, and a mask function that captures traced values, runs
     blockwise in XLA: O(L) memory, and true gradients for the arrays that a function captures.
 
+    Functions are traced in every call. Outside of jit, what was compiled is found again when a
+    function does the same with other values of the arrays that it captures, be it the same function
+    or another one. Compiled anew are: a function that captures another Python number, which is part
+    of what it does; one with custom derivative rules or callbacks inside, in every call; and what
+    is not among the last 64. A block mask is evaluated in every call that makes one: for many
+    calls, make it once.
+
     Args:
       query: [B, Lq, Hq, D]; float32, bfloat16, float16, or float64 (computed in float64).
       key: [B, Lkv, Hkv, D], query's dtype; Hkv divides Hq.
@@ -105,7 +113,8 @@ def flex_attention(
       dropout_head_indices: as in `dot_product_attention`.
       precision: as in `dot_product_attention`.
       num_splits: 'auto', or into how many parts the key axis is split.
-      block_sizes: (block_q, block_k), the tile sizes; None lets the planner choose.
+      block_sizes: (block_q, block_k), the forward pass's tile sizes, as in `mha`; None lets the
+        planner choose.
       implementation: None or 'auto', 'cpu', 'cuda', 'xla', or a peer, as in
         `dot_product_attention`.
       return_residual: also return lse.
@@ -142,8 +151,6 @@ def flex_attention(
     problem, mods = _lower(problem, score_mod, mask_mod, mask, bias)
     name = problem.spec.implementation
     if mods is None:
-        if name in dispatch.PEERS:
-            return _peers.attend(problem, return_residual)
         return attend(problem, return_residual)
     if name not in ("auto", "xla"):
         what = "score_mod" if mods.score_mod is not None else "mask"
@@ -151,9 +158,7 @@ def flex_attention(
             f"implementation={name!r}: this {what} is a function that only 'xla' runs "
             "(a mask whose values are known while tracing runs through a BlockMask)"
         )
-    # Compiled as one program even outside of jit: single operations would each be compiled.
-    run = jax.jit(lambda operands: blockwise.attention(problem.spec, operands, mods))
-    out, lse = run(problem.operands)
+    out, lse = _run(problem.spec, problem.operands, mods)
     if not problem.batched:
         out, lse = out[0], lse[0]
     return (out, lse) if return_residual else out
@@ -179,6 +184,8 @@ def _lower(
     if mask is not None:
         masks.append(as_mask("mask", mask))
     if mask_mod is not None:
+        hint = "; an array belongs in `mask`"
+        arguments.function("mask_mod", mask_mod, "b, h, q_idx, kv_idx", hint)
         masks.append(as_mask("mask_mod", mask_mod))
     other_masks: list[Mask] = []
     with _known_values(masks):
@@ -361,9 +368,9 @@ def _mods(
 
     def change_score(score: Any, b: Any, h: Any, i: Any, j: Any) -> Any:
         if score_mod is not None:
-            score = score_mod(score, b, h, i, j).astype(dtype)
+            score = jnp.asarray(score_mod(score, b, h, i, j), dtype)
         for bias in biases:
-            score = score + bias.value(b, h, i, j, shift_of(b)).astype(dtype)
+            score = score + jnp.asarray(bias.value(b, h, i, j, shift_of(b)), dtype)
         return score
 
     def allows(b: Any, h: Any, i: Any, j: Any) -> Any:
@@ -373,3 +380,36 @@ def _mods(
     if not changes_score and not masks:
         return None
     return Mods(change_score if changes_score else None, allows if masks else None)
+
+
+def _run(spec: AttentionSpec, operands: Operands, mods: Mods) -> tuple[jax.Array, jax.Array]:
+    """The blockwise path, as one program also outside of jit, which a later call finds again."""
+    if _jax.has_typed_mesh_axes():
+        # Types of traced values name mesh axes here, and a tile's are not those of scalars.
+        return jax.jit(lambda operands: blockwise.attention(spec, operands, mods))(operands)
+    index = [jax.ShapeDtypeStruct((), np.int32)] * 4
+    score = jax.ShapeDtypeStruct((), score_dtype(operands))
+    traced = [
+        (None, []) if function is None else _program.trace(function, *arguments)
+        for function, arguments in ((mods.score_mod, [score, *index]), (mods.mask_mod, index))
+    ]
+    programs, captured = zip(*traced, strict=True)
+    return _compiled(spec, programs)(operands, captured)
+
+
+# A bound, because functions that are new in each call would fill a larger one with programs.
+@functools.lru_cache(maxsize=64)
+def _compiled(
+    spec: AttentionSpec, programs: tuple[_program.Program | None, ...]
+) -> Callable[[Operands, tuple[list[Any], ...]], tuple[jax.Array, jax.Array]]:
+    """The blockwise path of some functions: takes the operands, and what each function captured."""
+
+    @jax.jit
+    def run(operands: Operands, captured: tuple[list[Any], ...]) -> tuple[jax.Array, jax.Array]:
+        functions = [
+            None if program is None else program.bind(values)
+            for program, values in zip(programs, captured, strict=True)
+        ]
+        return blockwise.attention(spec, operands, Mods(*functions))
+
+    return run

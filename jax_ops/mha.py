@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 
-from jax_ops import _peers, dispatch
 from jax_ops._arguments import boolean
 from jax_ops._problem import attend, make_problem
 
@@ -33,9 +32,12 @@ def mha(
       value: [B, Lkv, Hkv, Dv], query's dtype. All three may lack B.
       causal: row i sees keys j <= i.
       scale: factor on q . k: a number, a differentiable scalar array, or None for 1 / sqrt(D).
-      block_q: query rows of a tile, or 'auto'. A kernel that lacks a size says which it has.
-      block_k: keys of a tile, or 'auto'.
-      num_splits: 'auto', or into how many parts the key axis is split (split-KV); >= 1.
+      block_q: query rows of a tile of the forward pass, or 'auto'. A kernel that lacks a size says
+        which it has. The backward kernels have sizes of their own, which nothing here changes: they
+        hold other tiles, so a size that suits the forward pass says nothing about theirs.
+      block_k: keys of a tile of the forward pass, or 'auto'.
+      num_splits: 'auto', or into how many parts the key axis is split (split-KV) in the forward
+        pass; >= 1. 'xla' attends to the parts one after another.
       implementation: as in `dot_product_attention`.
       return_residual: also return lse [B, Lq, Hq].
 
@@ -58,6 +60,4 @@ def mha(
         num_splits=num_splits,
         implementation=implementation,
     )
-    if problem.spec.implementation in dispatch.PEERS:
-        return _peers.attend(problem, boolean("return_residual", return_residual))
     return attend(problem, return_residual)

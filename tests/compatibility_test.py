@@ -132,14 +132,62 @@ class TestJaxNn:
         np.testing.assert_allclose(ours[1, :7], theirs[1, :7], rtol=2e-5, atol=2e-5)
 
 
+def _tokamax(query, key, value, *, bias=0.0, mask=True, cap=None):
+    """Tokamax 0.0.12's meaning as its documentation has it, for one head and scale 1.
+
+    Not the library itself: it brings a dozen packages for one function, which would all be locked.
+    """
+    s = np.einsum("bqhd,bkhd->bhqk", query, key) + bias
+    if cap is not None:
+        s = cap * np.tanh(s / cap)
+    # Masked scores are the smallest number, so that a row of them alone has equal weights.
+    s = np.where(mask, s, np.finfo(np.float32).min)
+    p = np.exp(s - s.max(-1, keepdims=True))
+    return np.einsum("bhqk,bkhd->bqhd", p / p.sum(-1, keepdims=True), value)
+
+
 class TestTokamax:
     def test_soft_cap_comes_before_the_bias(self):
-        """One key: lse is the score. tokamax caps the sum: 2 tanh((10 + 3) / 2) < 2."""
-        query = np.full((1, 1, 1, 1), 10.0, np.float32)
-        one = np.ones((1, 1, 1, 1), np.float32)
-        options = {"bias": 3 * one, "logits_soft_cap": 2.0, "scale": 1.0}
-        _, lse = _OURS(query, one, one, **options, return_residual=True)
-        np.testing.assert_allclose(lse.item(), 2 * np.tanh(5.0) + 3, rtol=1e-6)
+        """Tokamax caps the sum, and so the bias: ln 3 becomes 0.5 tanh(2 ln 3)."""
+        arrays = _arrays(1, 2)
+        bias = np.array([[0, np.log(3)]], np.float32)
+        theirs = _tokamax(*arrays, bias=bias, cap=0.5).item()
+        capped = np.exp(0.5 * np.tanh(2 * np.log(3)))
+        assert theirs == pytest.approx(capped / (1 + capped))
+        ours = _OURS(*arrays, bias=bias, logits_soft_cap=0.5, scale=1.0)
+        assert ours.item() == pytest.approx(0.75)
+
+    def test_rows_without_keys_of_tokamax(self):
+        """By a mask or past the query length: the mean of all values there, 0 here."""
+        arrays = _arrays(2, 4)
+        mask = np.array([[True], [False]])
+        np.testing.assert_allclose(means(_tokamax(*arrays, mask=mask)), [[1.5, 1.5]])
+        for options in ({"mask": mask}, {"query_seq_lengths": jnp.array([1])}):
+            np.testing.assert_allclose(means(_OURS(*arrays, **options)), [[1.5, 0]])
+
+    def test_values_of_masked_keys_of_tokamax(self):
+        query, key, value = _arrays(1, 4)
+        value[0, 2:] = np.nan
+        mask = np.arange(4) < 2
+        assert np.isnan(_tokamax(query, key, value, mask=mask).item())
+        assert _OURS(query, key, value, mask=mask).item() == 0.5
+
+    def test_windows_of_unequal_lengths(self):
+        """Tokamax makes a window's bounds for as many rows as there are keys."""
+        out = _OURS(*_arrays(2, 5), local_window_size=(1, 1))
+        np.testing.assert_allclose(means(out), [[0.5, 1]])
+
+    def test_leading_axes(self):
+        """Any number of batch axes there; here that is what vmap is for, and nothing is copied."""
+        x = np.ones((2, 3, 4, 1, 8), np.float32)
+        with pytest.raises(ValueError, match="query: got shape"):
+            _OURS(x, x, x)
+        assert jax.vmap(_OURS)(x, x, x).shape == x.shape
+
+    def test_an_implementation_is_one_name(self):
+        """A sequence there, of which the first that can run does; here 'auto' or one name."""
+        with pytest.raises(ValueError, match="implementation: got"):
+            _OURS(*_arrays(1, 2), implementation=("cuda", "xla"))
 
 
 class TestFlashAttention:

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 
 import jax_ops
+from jax_ops import _libraries, _plan
+from jax_ops._problem import make_problem
 from tests.cases.case import Case
 from tests.cases.check import check, check_case
 from tests.cases.uniform import means, uniform
@@ -158,6 +160,21 @@ class TestMha:
         case = Case(b=1, lq=150, lkv=150, hq=4, hkv=2, d=16, causal=True, scale=0.2)
         problem = case.problem()
         check(problem, backend, case.cotangents(), entry="mha", block_q=64, block_k=64)
+
+    def test_sizes_are_the_forward_passes_alone(self):
+        """Documented: the backward kernels' tiles are others, and stay what the planner chose."""
+        problem = Case(b=1, lq=150, lkv=150, hq=4, hkv=2, d=16).problem()
+        arrays = problem.query, problem.key, problem.value
+        plans = {}
+        for sizes in ({}, {"block_q": 64, "block_k": 64, "num_splits": 2}):
+            spec, operands, _ = make_problem(*arrays, **sizes)
+            plans[len(sizes)] = [
+                _plan.make(_libraries.load("cpu"), spec, operands, direction)
+                for direction in ("fwd", "bwd")
+            ]
+        assert plans[0][1] == plans[3][1]
+        forward = plans[3][0]
+        assert (forward.block_q, forward.block_k, forward.num_splits) == (64, 64, 2)
 
     def test_splits(self, backend):
         case = Case(b=1, lq=2, lkv=150, hq=4, hkv=1, d=16)

@@ -96,6 +96,20 @@ def test_the_record_covers_exactly_the_features(pytestconfig):
             assert list(outcomes) == list(DIRECTIONS)
 
 
+def test_no_argument_is_left_out():
+    """Each argument of each public function is given by a feature that passes somewhere."""
+    assert support_matrix.missing_arguments(support_matrix.load()) == []
+
+
+def test_a_feature_that_does_not_pass_leaves_its_arguments_missing():
+    """The control: without the rows that give them, arguments are missed."""
+    record = support_matrix.load()
+    for column in record.values():
+        for name in ("score_mod", "soft_cap_object"):
+            column[name] = dict.fromkeys(DIRECTIONS, support_matrix.REFUSED)
+    assert support_matrix.missing_arguments(record) == ["flex_attention.score_mod"]
+
+
 def test_every_declared_gap_is_a_feature_with_a_reason():
     assert set(MISSING) <= set(FEATURES)
     for reasons in MISSING.values():

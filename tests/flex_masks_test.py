@@ -224,6 +224,24 @@ class TestMasks:
         assert count == 1
         assert np.abs(np.asarray(outs[0]) - np.asarray(outs[1])).max() > 0.1
 
+    def test_a_function_runs_fused_beside_traced_lengths(self):
+        """Aligned by them too: the function itself knows nothing of the alignment."""
+        problem = uniform(2, 8, b=2)
+
+        @jax.jit
+        def call(lengths):
+            return jax_ops.flex_attention(
+                problem.query,
+                problem.key,
+                problem.value,
+                mask=CAUSAL & jax_ops.KeyPaddingMask(lengths),
+                mask_mod=lambda b, h, q_idx, kv_idx: kv_idx > 0,
+                alignment="bottom_right",
+                implementation="cpu",
+            )
+
+        np.testing.assert_allclose(means(call(jnp.array([3, 8]))), [[1, 1.5], [3.5, 4]], rtol=1e-6)
+
     def test_traced_values_in_a_mask_that_is_no_kernel_term_run_on_xla(self):
         problem = uniform(1, 8)
 

@@ -279,6 +279,17 @@ class TestScoreMod:
         assert long < 4.5 * short
         assert long < 8192 * 8192
 
+    def test_may_return_a_python_number(self):
+        problem = uniform(1, 4)
+        _, lse = jax_ops.flex_attention(
+            problem.query,
+            problem.key,
+            problem.value,
+            score_mod=lambda score, b, h, q_idx, kv_idx: 2.0,
+            return_residual=True,
+        )
+        np.testing.assert_allclose(lse, [[[2 + np.log(4)]]], rtol=1e-6)
+
     @pytest.mark.parametrize("name", ["cpu", "cuda"])
     def test_explicit_kernel_refuses_it(self, name):
         problem = uniform(1, 4)
@@ -306,6 +317,7 @@ class TestRefusals:
             ({"mask": jax_ops.PrefixLMMask(1.5)}, TypeError, "prefix_lengths"),
             ({"mask_mod": lambda b, h, i, j: i - j}, TypeError, "mask_mod"),
             ({"mask_mod": "causal"}, TypeError, "mask_mod: got str"),
+            ({"mask_mod": np.ones(4, bool)}, TypeError, "an array belongs in `mask`"),
             ({"score_mod": 1.0}, TypeError, "score_mod: got float"),
             ({"score_mod": lambda s, b, h, i, j: i}, TypeError, "score_mod"),
             (

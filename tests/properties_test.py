@@ -18,6 +18,7 @@ import jax_ops
 from tests.cases import accuracy, run
 from tests.cases.case import Case
 from tests.cases.check import check_case
+from tests.cases.problem import DIFFERENTIABLE
 
 _FACTOR = int(
     os.environ.get("ATTENTION_TEST_EXAMPLES") or (20 if os.environ.get("NIGHTLY") == "1" else 1)
@@ -39,11 +40,11 @@ def _maybe(strategy):
 
 
 @st.composite
-def cases(draw):
-    """Any combination of sizes and options that the op accepts."""
+def cases(draw, longest=(90, 150)):
+    """Any combination of sizes, up to (Lq, Lkv) `longest`, and options that the op accepts."""
     b = draw(st.integers(1, 3))
     hkv = draw(st.integers(1, 3))
-    lq, lkv = draw(st.integers(1, 90)), draw(st.integers(1, 150))
+    lq, lkv = (draw(st.integers(1, n)) for n in longest)
     windows = st.tuples(_maybe(st.integers(0, 60)), _maybe(st.integers(0, 60)))
 
     def axes(full="bhqk"):
@@ -82,6 +83,115 @@ def cases(draw):
 @given(case=cases())
 def test_any_problem_obeys_the_accuracy_rule(backend, case):
     check_case(case, backend)
+
+
+# What a call may be wrapped in, from the inside out. vmap and map take a leading axis of two away.
+_WRAPPERS = ("jit", "remat", "vmap", "map")
+
+
+@st.composite
+def wrapped_cases(draw):
+    """(case, names of the operands that are mapped, wrappers, direction)."""
+    case = draw(cases(longest=(40, 70)))
+    names = sorted(run.split(case.problem())[0])
+    mapped = draw(st.lists(st.sampled_from(names), min_size=1, unique=True))
+    wrappers = draw(st.lists(st.sampled_from(_WRAPPERS), min_size=1, unique=True))
+    return case, mapped, wrappers, draw(st.sampled_from(["vjp", "jvp"]))
+
+
+@pinned(10)
+@given(wrapped=wrapped_cases())
+def test_any_problem_under_any_transforms_obeys_the_accuracy_rule(backend, wrapped):
+    """Each element of a mapped call and of its derivative is that of the call alone."""
+    case, mapped, wrappers, direction = wrapped
+    problems = [dataclasses.replace(case, seed=case.seed + i).problem() for i in range(2)]
+    (arrays, static), (others, _) = (run.split(p) for p in problems)
+    axes = sum(w in ("vmap", "map") for w in wrappers)
+    call = {n: jnp.asarray(x) for n, x in arrays.items()}
+    for n in mapped if axes else ():
+        # The problems differ along the innermost axis; the outer one repeats them.
+        pair = jnp.stack([call[n], jnp.asarray(others[n])])
+        call[n] = jnp.broadcast_to(pair, (2,) * axes + pair.shape[1:])
+    function = _derivative(case, backend, static, direction)
+    for wrapper in wrappers:
+        function = _wrap(function, wrapper, mapped)
+    got = jax.tree.map(np.asarray, function(call))
+    for element in np.ndindex((2,) * axes):
+        own = {_field(n): getattr(problems[element[-1]], _field(n)) for n in mapped if axes}
+        _check_derivative(
+            case,
+            problems[0].with_arrays(**own),
+            backend,
+            direction,
+            jax.tree.map(lambda x, element=element: x[element], got),
+        )
+
+
+def _wrap(function, wrapper, mapped):
+    """function(arrays by name) in one more transform."""
+
+    def in_axes(arrays):
+        return {n: 0 if n in mapped else None for n in arrays}
+
+    def mapped_by_vmap(arrays):
+        return jax.vmap(function, (in_axes(arrays),))(arrays)
+
+    def mapped_by_loop(arrays):
+        fixed = {n: x for n, x in arrays.items() if n not in mapped}
+        slices = {n: x for n, x in arrays.items() if n in mapped}
+        return jax.lax.map(lambda slices: function({**fixed, **slices}), slices)
+
+    simple = {"jit": jax.jit, "remat": jax.checkpoint}
+    if wrapper in simple:
+        return simple[wrapper](function)
+    return mapped_by_vmap if wrapper == "vmap" else mapped_by_loop
+
+
+def _field(name):
+    return "dropout_seed" if name == "dropout_key" else name
+
+
+def _tangents(case, problem):
+    rng = np.random.default_rng([case.seed, 3])
+    floating = {n: getattr(problem, n) for n in DIFFERENTIABLE}
+    return {
+        n: np.asarray(rng.normal(size=x.shape)).astype(x.dtype)
+        for n, x in floating.items()
+        if isinstance(x, np.ndarray)
+    }
+
+
+def _derivative(case, backend, static, direction):
+    """Arrays by name -> (results, gradients or tangents), of one problem."""
+    tangents = _tangents(case, case.problem())
+
+    def function(arrays):
+        moving = {n: arrays[n] for n in tangents}
+
+        def forward(moving):
+            out, lse = run.call(backend, {**arrays, **moving}, static)
+            return {"out": out, "lse": lse}
+
+        if direction == "jvp":
+            return jax.jvp(forward, (moving,), (tangents,))
+        results, pullback = jax.vjp(forward, moving)
+        dout, dlse = case.cotangents()
+        return results, pullback({"out": jnp.asarray(dout), "lse": jnp.asarray(dlse)})[0]
+
+    return function
+
+
+def _check_derivative(case, problem, backend, direction, got):
+    results, derivatives = got
+    options = {"tf32": backend.tf32}
+    if direction == "jvp":
+        expected = accuracy.expected_jvp(problem, _tangents(case, problem), **options)
+    else:
+        expected = accuracy.expected_backward(problem, *case.cotangents(), **options)
+    capped = problem.soft_cap is not None
+    wanted = accuracy.expected_forward(problem, **options)
+    accuracy.assert_all_accurate(results, wanted, soft_cap=capped)
+    accuracy.assert_all_accurate(derivatives, expected, soft_cap=capped)
 
 
 # One shape for the properties below: the values vary, the program is compiled once.

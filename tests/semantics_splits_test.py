@@ -31,6 +31,14 @@ def test_decode_with_any_split_count(backend, num_splits):
     check_case(case, backend, entry="decode_attention", num_splits=num_splits)
 
 
+def test_a_split_count_is_not_ignored(backend):
+    """Parts with maxima and sums of their own: the same numbers, but not the same bits."""
+    problem = dataclasses.replace(_CASE, amplitude=2.0).problem()
+    whole, split = (run.forward(problem, backend, entry="mha", num_splits=n) for n in (1, 7))
+    assert (whole["out"] != split["out"]).any()
+    accuracy.assert_all_accurate(split, accuracy.expected_forward(problem, tf32=backend.tf32))
+
+
 @pytest.mark.parametrize("num_splits", ["auto", 1, 5])
 def test_a_row_does_not_depend_on_other_rows_contents_and_lengths(backend, num_splits):
     base = dataclasses.replace(

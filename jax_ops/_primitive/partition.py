@@ -24,6 +24,7 @@ import numpy as np
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from jax_ops import _jax
 from jax_ops._primitive import avals, local
 from jax_ops._spec import TAIL_RANK, AttentionSpec, Operands, Sizes
 
@@ -237,7 +238,23 @@ class _Plan:
         kv: _Axes,
         *args: Any,
     ) -> Any:
-        """One device's work, on its part of the arguments."""
+        """One device's work, on its part of the arguments.
+
+        Traced for one device, whatever mesh is set where the program is compiled: with explicit
+        axes, results would be given shardings that a part does not have.
+        """
+        with _jax.without_mesh():
+            return self._work_of_shard(mesh, specs, lead, head, kv, *args)
+
+    def _work_of_shard(
+        self,
+        mesh: Mesh,
+        specs: Sequence[Sequence[_Axes | None]],
+        lead: Sequence[_Axes],
+        head: _Axes,
+        kv: _Axes,
+        *args: Any,
+    ) -> Any:
         window = self._kv_window(mesh, head, kv)
         args = tuple(
             window.take(x, slot.head) if slot.is_kv and window else x

@@ -10,6 +10,7 @@ Nothing here depends on the order in which tiles run, and tiles that nobody may 
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -101,7 +102,8 @@ def backward(
         }
     )
     if sizes.lq > 0 and sizes.lkv > 0:
-        blocks = _Blocks(spec, operands, Mods(), sizes)
+        # The number of splits is the forward pass's.
+        blocks = _Blocks(dataclasses.replace(spec, num_splits=0), operands, Mods(), sizes)
         # Row i's softmax turns the weights' cotangent dP into dS = P * (dP - delta).
         delta = jnp.sum(dout.astype(accumulator) * out.astype(accumulator), axis=-1) - dlse
 
@@ -127,15 +129,20 @@ class _Blocks:
     def __init__(self, spec: AttentionSpec, operands: Operands, mods: Mods, sizes: Sizes) -> None:
         self.spec, self.operands, self.mods, self.sizes = spec, operands, mods, sizes
         self.rows = min(spec.block_q or DEFAULT_BLOCK_Q, sizes.lq)
-        self.keys = min(spec.block_k or DEFAULT_BLOCK_K, sizes.lkv)
+        # As many parts as were asked for, as long as each has a key.
+        part = -(-sizes.lkv // (spec.num_splits or 1))
+        self.keys = min(spec.block_k or DEFAULT_BLOCK_K, part)
         self.num_q = -(-sizes.lq // self.rows)
         self.num_k = -(-sizes.lkv // self.keys)
+        self.part_tiles = -(-part // self.keys)
+        self.num_parts = -(-self.num_k // self.part_tiles)
 
     def tile(self, i: jax.Array, j: jax.Array, summed: bool = False) -> Tile:
         """Tile of query block i and key block j; `summed`: rows of earlier tiles are masked."""
         row, key = i * self.rows, j * self.keys
         ragged_rows = self.sizes.lq % self.rows != 0
-        ragged_keys = self.sizes.lkv % self.keys != 0
+        # Tiles that the last part has too many have no fresh key at all.
+        ragged_keys = self.num_parts * self.part_tiles * self.keys != self.sizes.lkv
         return Tile(
             spec=self.spec,
             operands=self.operands,
@@ -203,7 +210,17 @@ def _rows(blocks: _Blocks, i: jax.Array) -> tuple[jax.Array, jax.Array]:
     )
     first_tile = blocks.tile(i, jnp.int32(0))
     state = _typed_as_result(state, lambda state: _update(first_tile, first_tile.loads(), state))
-    largest, total, acc = _loop(blocks.num_k, key_block, state)
+
+    def part(p: jax.Array, merged: Any) -> Any:
+        first = p * blocks.part_tiles
+        return _merge(
+            merged, _loop(blocks.part_tiles, lambda j, state: key_block(first + j, state), state)
+        )
+
+    if blocks.num_parts == 1:
+        largest, total, acc = _loop(blocks.num_k, key_block, state)
+    else:
+        largest, total, acc = _loop(blocks.num_parts, part, state)
 
     is_empty = total == 0
     total = jnp.where(is_empty, 1, total)
@@ -235,6 +252,16 @@ def _update(tile: Tile, loads: Gradients, state: Any) -> Any:
     weights = p if keep is None else p * keep
     acc = acc * shrink[..., None] + tile.dot("...hgqk,...khd->...hgqd", weights, loads.value)
     return new_largest, total, acc
+
+
+def _merge(a: Any, b: Any) -> Any:
+    """Online softmax states of two disjoint sets of keys as that of both."""
+    largest = jnp.maximum(a[0], b[0])
+    reference = jnp.where(largest == -jnp.inf, 0, largest)
+    shrink = [jnp.exp(state[0] - reference) for state in (a, b)]
+    total = a[1] * shrink[0] + b[1] * shrink[1]
+    acc = a[2] * shrink[0][..., None] + b[2] * shrink[1][..., None]
+    return largest, total, acc
 
 
 def _select(allowed: jax.Array | None, loads: Gradients) -> Gradients:

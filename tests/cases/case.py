@@ -18,6 +18,7 @@ class Case:
     segments: number of packed segments per sequence; negative: with padding (-1) at the end.
     scale: a number; "array" makes it a differentiable scalar.
     query_lengths, key_lengths, prefix: one number per batch entry.
+    dropout_indices: gives the batch and head indices that dropout counts with, in an odd order.
     """
 
     b: int = 2
@@ -42,6 +43,7 @@ class Case:
     key_lengths: tuple[int, ...] | None = None
     prefix: tuple[int, ...] | None = None
     dropout: float = 0.0
+    dropout_indices: bool = False
     amplitude: float = 1.0  # of query and key
     seed: int = 0
 
@@ -84,6 +86,10 @@ class Case:
             soft_cap=self.soft_cap,
             dropout_rate=self.dropout,
             dropout_seed=rng.integers(0, 2**32, 2, np.uint32) if self.dropout else None,
+            batch_index=7 - 3 * np.arange(self.b, dtype=np.int32) if self.dropout_indices else None,
+            head_index=np.arange(self.hq, dtype=np.int32)[::-1] + 5
+            if self.dropout_indices
+            else None,
         )
 
     def _segment_ids(self, rng):

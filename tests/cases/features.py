@@ -32,7 +32,7 @@ class Feature:
 
     def problem(self, dtype) -> Problem:
         problem = dataclasses.replace(self.case, dtype=dtype).problem()
-        if self.entry == "mask_mod":
+        if self.entry in ("mask_mod", "flex_everything"):
             h = np.arange(self.case.hq)[:, None, None]
             i, j = np.arange(self.case.lq)[:, None], np.arange(self.case.lkv)
             problem = problem.with_arrays(mask=run.striped(0, h, i, j))
@@ -41,6 +41,7 @@ class Feature:
 
 _BASE = Case()
 _RAGGED = Case(lq=67, lkv=131, hq=4, hkv=2)
+_CAPPED = Case(lq=67, lkv=131, hq=4, hkv=2, soft_cap=2.0)
 
 
 def _of(case, **changes):
@@ -82,7 +83,7 @@ _ALL = (
     Feature("bias", "dense bias and its gradient", _of(_RAGGED, bias="hqk")),
     Feature("bias_broadcast", "broadcast bias, gradient summed", _of(_RAGGED, bias="b11k")),
     Feature("slopes", "ALiBi and the slopes' gradient", _of(_RAGGED, slopes=True)),
-    Feature("soft_cap", "soft cap of the logits", _of(_RAGGED, soft_cap=2.0)),
+    Feature("soft_cap", "soft cap of the logits", _CAPPED),
     Feature("scale", "scale as an array, with gradient", _of(_RAGGED, scale="array")),
     Feature("dropout", "dropout", _of(_RAGGED, dropout=0.3)),
     Feature(
@@ -97,6 +98,56 @@ _ALL = (
         "decode against a cache (`decode_attention`)",
         _of(_RAGGED, lq=2, causal=True, bottom_right=True, key_lengths=(131, 50)),
         "decode_attention",
+    ),
+    Feature(
+        "dropout_indices",
+        "dropout with indices given (`dropout_batch_indices`, ..)",
+        _of(_RAGGED, dropout=0.3, dropout_indices=True),
+    ),
+    Feature("soft_cap_object", "soft cap as a `score_mod` object", _CAPPED, "soft_cap_object"),
+    Feature(
+        "flex_everything",
+        "`flex_attention` with every fused option at once",
+        _of(
+            _RAGGED,
+            causal=True,
+            bottom_right=True,
+            window=(60, None),
+            segments=-2,
+            key_lengths=(131, 90),
+            bias="1qk",
+            slopes=True,
+            soft_cap=2.0,
+            scale="array",
+            dropout=0.3,
+            dropout_indices=True,
+        ),
+        "flex_everything",
+        (("block_sizes", (64, 64)), ("num_splits", 2), ("precision", "default")),
+    ),
+    Feature(
+        "decode_everything",
+        "`decode_attention` with every option at once",
+        _of(
+            _RAGGED,
+            lq=2,
+            causal=True,
+            bottom_right=True,
+            window=(100, None),
+            key_lengths=(131, 50),
+            slopes=True,
+            soft_cap=2.0,
+            scale="array",
+        ),
+        "decode_attention",
+        (("block_k", 64), ("num_splits", 2), ("precision", "default")),
+    ),
+    Feature(
+        "block_sizes",
+        "explicit tile sizes (`mha`, `block_q`, `block_k`)",
+        _of(_RAGGED, causal=True, scale=0.2),
+        "mha",
+        (("block_q", 64), ("block_k", 64)),
     ),
     Feature("score_mod", "any score function (`score_mod`)", _of(_RAGGED, bias="hqk"), "score_mod"),
 )

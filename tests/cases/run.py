@@ -20,10 +20,12 @@ _ARRAYS = (
     "key_segments",
     "prefix",
     "dropout_key",
+    "batch_index",
+    "head_index",
 )
 
 
-def _split(problem: Problem):
+def split(problem: Problem):
     """(arrays by name, static options as a hashable tuple)."""
     arrays = {}
     for name in _ARRAYS:
@@ -74,6 +76,8 @@ def _dot_product_attention(backend, arrays, options, **extra):
         alibi_slopes=arrays.get("slopes"),
         dropout_rate=options["dropout_rate"],
         dropout_key=arrays.get("dropout_key"),
+        dropout_batch_indices=arrays.get("batch_index"),
+        dropout_head_indices=arrays.get("head_index"),
         alignment="bottom_right" if options["bottom_right"] else "top_left",
         **extra,
     )
@@ -86,6 +90,7 @@ def _flex(backend, arrays, options, **extra):
         arrays["key"],
         arrays["value"],
         scale=arrays.get("scale", options["scale"]),
+        logits_soft_cap=options["soft_cap"],
         implementation=backend.name,
         return_residual=True,
         **extra,
@@ -116,6 +121,35 @@ def _score_mod(backend, arrays, options, **extra):
     return _flex(backend, arrays, options, score_mod=add_bias, **extra)
 
 
+def _flex_everything(backend, arrays, options, **extra):
+    """Every argument of flex_attention at once; the problem's mask is `striped`."""
+    mask = (
+        jax_ops.CausalMask()
+        & jax_ops.LocalWindowMask(*options["window"])
+        & jax_ops.SegmentMask(arrays["query_segments"], arrays["key_segments"])
+        & jax_ops.KeyPaddingMask(arrays["key_lengths"])
+    )
+    return _flex(
+        backend,
+        arrays,
+        options,
+        mask=mask,
+        mask_mod=striped,
+        bias=jax_ops.AlibiBias(arrays["slopes"]) + jax_ops.DenseBias(arrays["bias"]),
+        alignment="bottom_right",
+        dropout_rate=options["dropout_rate"],
+        dropout_key=arrays["dropout_key"],
+        dropout_batch_indices=arrays["batch_index"],
+        dropout_head_indices=arrays["head_index"],
+        **extra,
+    )
+
+
+def _soft_cap_object(backend, arrays, options, **extra):
+    cap, options = options["soft_cap"], {**options, "soft_cap": None}
+    return _flex(backend, arrays, options, score_mod=jax_ops.SoftCap(cap), **extra)
+
+
 def _mha(backend, arrays, options, **extra):
     return jax_ops.mha(
         arrays["query"],
@@ -136,7 +170,9 @@ def _decode(backend, arrays, options, **extra):
         arrays["value"],
         arrays["key_lengths"],
         local_window_size=options["window"],
-        scale=options["scale"],
+        scale=arrays.get("scale", options["scale"]),
+        logits_soft_cap=options["soft_cap"],
+        alibi_slopes=arrays.get("slopes"),
         implementation=backend.name,
         return_residual=True,
         **extra,
@@ -146,6 +182,8 @@ def _decode(backend, arrays, options, **extra):
 ENTRIES = {
     "dot_product_attention": _dot_product_attention,
     "prefix_mask": _prefix_mask,
+    "flex_everything": _flex_everything,
+    "soft_cap_object": _soft_cap_object,
     "mask_mod": _mask_mod,
     "score_mod": _score_mod,
     "mha": _mha,
@@ -192,7 +230,7 @@ def compile_problem(problem: Problem, backend: Backend, operation="forward", *ar
 
     operation: 'forward', 'vjp' (args: dout, dlse) or 'jvp' (args: tangents by name).
     """
-    arrays, static = _split(problem)
+    arrays, static = split(problem)
     leaves, treedef = jax.tree.flatten((arrays, *args))
     leaves = [jnp.asarray(x) for x in leaves]
     avals = tuple(jax.ShapeDtypeStruct(x.shape, x.dtype) for x in leaves)
@@ -226,7 +264,7 @@ def jvp(problem: Problem, backend: Backend, tangents, **extra):
 
 def eager(problem: Problem, backend: Backend, dout, dlse, **extra):
     """Like `vjp`, without jit around it."""
-    arrays, static = _split(problem)
+    arrays, static = split(problem)
     arrays = {n: jnp.asarray(x) for n, x in arrays.items()}
     function = _function(backend, static, "vjp", tuple(sorted(extra.items())))
     (out, lse), gradients = function(arrays, jnp.asarray(dout), jnp.asarray(dlse))
