@@ -60,7 +60,7 @@ def measured(backend, **env):
     return json.loads(out.splitlines()[-1])
 
 
-def test_memory_is_flat_and_calls_keep_their_speed(backend):
+def test_memory_is_flat_and_calls_keep_their_speed(backend, capsys):
     result = measured(backend)
     growth = result["memory"][-1] - result["first"]
     seconds = result["seconds"]
@@ -68,10 +68,11 @@ def test_memory_is_flat_and_calls_keep_their_speed(backend):
     early, late = sorted(seconds[:third]), sorted(seconds[-third:])
     # The fastest cycles: what else runs on the machine only adds.
     ratio = late[0] / early[0]
-    print(
-        f"{backend.name}: {CALLS} calls over 50 shapes: {result['first']:.1f} MiB at first, "
-        f"{growth:+.2f} MiB at the end; late cycles take {ratio:.3f} of early ones"
-    )
+    with capsys.disabled():
+        print(
+            f"\n{backend.name}: {CALLS} calls over 50 shapes: {result['first']:.1f} MiB at first, "
+            f"{growth:+.2f} MiB at the end; late cycles take {ratio:.3f} of early ones"
+        )
     assert growth < FLAT_MIB
     assert ratio < 1.25
 

@@ -26,6 +26,7 @@ class Checkout:
         self.root = root
         self.folder = root / name
         self._jobs = jobs
+        self._poison: dict[str, str] = {}
         self._scratch = root / f"{name}-scratch"
         self._scratch.mkdir(parents=True)
         tree = source_tree()
@@ -52,7 +53,7 @@ class Checkout:
         """Runs a Bazel command and returns the finished process."""
         kept = ("PATH", "HOME", "PIP_", "SSL_", "http_proxy", "https_proxy", "HERMETIC_", "PYENV_")
         environ = {k: v for k, v in os.environ.items() if k.startswith(kept)}
-        environ |= {"TMPDIR": str(self._scratch)} | variables
+        environ |= {"TMPDIR": str(self._scratch)} | self._poison | variables
         startup = [f"--output_user_root={self.root / 'output' / self.folder.name}"]
         command, *rest = arguments
         flags = [] if command in ("info", "shutdown") else [f"--jobs={self._jobs}", "--config=ci"]
@@ -65,9 +66,9 @@ class Checkout:
             check=False,
         )
 
-    def build(self, *targets: str, **variables: str) -> pathlib.Path:
+    def build(self, *targets: str) -> pathlib.Path:
         """Builds targets and returns the folder of the outputs."""
-        process = self.bazel("build", *targets, **variables)
+        process = self.bazel("build", *targets)
         assert process.returncode == 0, process.stderr[-4000:]
         return self.folder / "bazel-bin"
 
@@ -75,8 +76,8 @@ class Checkout:
         """Stops the server."""
         self.bazel("shutdown")
 
-    def poison(self) -> dict[str, str]:
-        """Makes a CUDA installation that must not be used; returns the environment that offers it.
+    def poison(self) -> None:
+        """Offers every later command a CUDA installation that must not be used.
 
         Its programs fail, its headers do not compile, and options for nvcc are wrong.
         """
@@ -90,7 +91,7 @@ class Checkout:
         for name in ("cuda.h", "cuda_runtime.h", "cuda_fp16.h", "cuda_bf16.h"):
             (root / "include" / name).write_text(f"#error the {name} of the machine was read\n")
         places = ("CUDA_HOME", "CUDA_PATH", "CUDA_ROOT", "CUDA_TOOLKIT_PATH", "CUDAToolkit_ROOT")
-        return dict.fromkeys(places, str(root)) | {
+        self._poison = dict.fromkeys(places, str(root)) | {
             "PATH": f"{root / 'bin'}:{os.environ['PATH']}",
             "LD_LIBRARY_PATH": str(root / "lib64"),
             "NVCC_PREPEND_FLAGS": "--no-such-option-of-the-machine",

@@ -5,7 +5,6 @@ A manual, local test: it runs Bazel in a copy of the workspace. settings_test.py
 rules without.
 """
 
-import pathlib
 import re
 
 import pytest
@@ -16,6 +15,7 @@ from tests.build import nested
 @pytest.fixture(scope="module")
 def checkout(tmp_path_factory):
     made = nested.Checkout(tmp_path_factory.mktemp("refusals"), "checkout", jobs=1)
+    made.poison()
     yield made
     made.close()
 
@@ -86,7 +86,11 @@ def test_a_wrong_hash(checkout, lock):
     assert "sha256:00000000" in message.replace("sha256 00000000", "sha256:00000000")
 
 
-def test_a_good_setting_passes(checkout):
-    process = checkout.bazel("build", "--nobuild", "//tests/build:libfixture.so")
-    assert process.returncode == 0, process.stderr[-4000:]
-    assert pathlib.Path(checkout.folder, "WORKSPACE").exists()
+def test_a_build_does_not_look_at_the_cuda_of_the_machine(checkout):
+    """The checkout is offered a broken one; see `Checkout.poison`."""
+    built = checkout.build("//tests/build:libfixture.so") / "tests/build/libfixture.so"
+    assert b"fixture_" in built.read_bytes()
+    actions = checkout.bazel("aquery", "//tests/build:libfixture.so").stdout
+    assert "CudaCompile" in actions
+    for word in ("poison", "/usr/local", "CUDA_HOME", "CUDA_PATH"):
+        assert word not in actions
