@@ -3,6 +3,7 @@
 #include "kernels/cpu/plan.h"
 
 #include <algorithm>
+#include <initializer_list>
 #include <numeric>
 
 namespace attention::cpu {
@@ -21,13 +22,30 @@ constexpr i64 kMaxRows = 2048;
 // and V.
 constexpr i64 kMaxDecodeRows = 16;
 constexpr i64 kMinDecodeKeys = 128;
-// Bytes of K that the streaming path works on at a time; as many of V, and the next block of both
-// on its way, share the second-level cache.
-constexpr i64 kDecodeBlockBytes = 64 * 1024;
+// Bytes of the weights of one block of keys in the streaming path: they stay in the nearest caches
+// between K and V.
+constexpr i64 kDecodeWeightBytes = 64 * 1024;
 // Keys below which a further split costs more than it gains.
 constexpr i64 kMinSplitKeys = 256;
 
 constexpr i64 kFloat = sizeof(float);
+
+// No array that a call decodes has more elements (kernels/ffi/decode.cc), and no address space more
+// bytes than a workspace may ask for: below these, sizes are multiplied without a second thought.
+constexpr i64 kMaxElements = i64{1} << 42;
+constexpr i64 kMaxWorkspaceBytes = i64{1} << 47;
+
+// Whether the product of sizes is larger than `limit`, which it need not fit into 64 bits for.
+bool exceeds(std::initializer_list<i64> sizes, i64 limit) {
+  i64 product = 1;
+  bool larger = false;
+  for (const i64 size : sizes) {
+    if (size == 0) return false;
+    larger = larger || product > limit / size;
+    if (!larger) product *= size;
+  }
+  return larger;
+}
 
 class Layout {
  public:
@@ -43,6 +61,9 @@ class Layout {
 };
 
 Status check(const Shape& s) {
+  if (std::min({s.batch, s.lq, s.lkv, s.hq}) < 0)
+    return Status::error("batch %lld, lengths %lld and %lld, %lld query heads: each must be >= 0",
+                         s.batch, s.lq, s.lkv, s.hq);
   if (s.d < 1 || s.d > 256)
     return Status::error("head dim of query and key is %lld; the cpu kernels take 1 to 256", s.d);
   if (s.dv < 1 || s.dv > 256)
@@ -54,6 +75,16 @@ Status check(const Shape& s) {
   if (s.lq > kMaxLength || s.lkv > kMaxLength)
     return Status::error("sequence lengths %lld and %lld; the cpu kernels take up to %lld", s.lq,
                          s.lkv, kMaxLength);
+  constexpr i64 kMaxGroup = i64{1} << 24;
+  if (s.hq > kMaxLength || s.hq / s.hkv > kMaxGroup)
+    return Status::error(
+        "%lld query heads, %lld for each key/value head; the cpu kernels take up to %lld and %lld",
+        s.hq, s.hq / s.hkv, kMaxLength, kMaxGroup);
+  if (exceeds({s.batch, s.lq, s.hq}, kMaxElements) ||
+      exceeds({s.batch, s.lkv, s.hkv}, kMaxElements))
+    return Status::error(
+        "batch %lld, lengths %lld and %lld, heads %lld and %lld: more rows than any array holds",
+        s.batch, s.lq, s.lkv, s.hq, s.hkv);
   return {};
 }
 
@@ -91,17 +122,25 @@ void choose_decode_blocks(const Shape& s, const Tuning& t, Plan* plan) {
   plan->q_blocks = 1;
   plan->padded_rows = static_cast<i32>(round_up(s.lq * (s.hq / s.hkv), i64{kMaxRowTile}));
   if (t.block_k == 0) {
-    const i64 row_bytes = s.hkv * (s.d + s.dv) / 2 * size_of(s.dtype);
-    const i64 keys =
-        clamp_to<i64>(kDecodeBlockBytes / std::max<i64>(row_bytes, 1) / 16 * 16, 16, kBlockKeys);
+    const i64 key_bytes = s.hq * s.lq * kFloat;
+    const i64 keys = clamp_to<i64>(kDecodeWeightBytes / key_bytes / 16 * 16, 16, kBlockKeys);
     plan->block_k = static_cast<i32>(round_up(std::min(keys, std::max<i64>(s.lkv, 1)), i64{8}));
   }
 }
 
-void finish(Plan* plan, int threads, i64 tasks) {
+// Sizes the workspace for `outer` tasks in each split and `partials` partial results.
+Status finish(Plan* plan, int threads, i64 outer, i64 partials) {
   plan->scratch.bytes = round_up(plan->scratch.bytes, kAlignment);
-  plan->workers = static_cast<int>(clamp_to<i64>(threads, 1, std::max<i64>(tasks, 1)));
+  const i64 tasks =
+      exceeds({outer, plan->num_splits}, threads) ? threads : outer * plan->num_splits;
+  plan->workers = static_cast<int>(clamp_to<i64>(tasks, 1, threads));
+  if (exceeds({plan->workers, plan->scratch.bytes}, kMaxWorkspaceBytes) ||
+      exceeds({partials, plan->num_splits, plan->partial_stride, kFloat}, kMaxWorkspaceBytes))
+    return Status::error("the workspace of %d splits would be larger than any memory",
+                         plan->num_splits);
+  plan->partial_floats = partials * plan->num_splits * plan->partial_stride;
   plan->workspace_bytes = plan->workers * plan->scratch.bytes + plan->partial_floats * kFloat;
+  return {};
 }
 
 }  // namespace
@@ -127,7 +166,7 @@ Status plan_forward(const Shape& s, const Tuning& tuning, int threads, Plan* pla
   *plan = {};
   if (Status status = check(s); !status.ok()) return status;
   if (Status status = check(tuning); !status.ok()) return status;
-  if (s.batch * s.lq * s.hq == 0) return {};
+  if (s.batch == 0 || s.lq == 0 || s.hq == 0) return {};
   const bool decode =
       s.streams_simply && s.lkv >= kMinDecodeKeys && s.lq * (s.hq / s.hkv) <= kMaxDecodeRows;
   plan->path = decode ? Path::kDecode : Path::kTiled;
@@ -157,24 +196,30 @@ Status plan_forward(const Shape& s, const Tuning& tuning, int threads, Plan* pla
     plan->scratch.v = layout.add(keys * kPackPitch * kFloat);
     plan->scratch.allow = layout.add(keys * kMaxRowTile / 8);
   }
-  plan->scratch.q_t = layout.add(heads * rows * d * kFloat);
-  plan->scratch.o_t = layout.add(heads * rows * dv * kFloat);
-  plan->scratch.s = layout.add((keys + kMaxRowTile) * kMaxRowTile * kFloat);
+  if (decode) {
+    const i64 all = s.hq * s.lq, wide_v = round_up<i64>(s.dv, kDecodePad);
+    plan->scratch.q_t = layout.add(all * round_up<i64>(s.d, kDecodePad) * kFloat);
+    plan->scratch.o_t = layout.add(all * wide_v * kFloat);
+    plan->scratch.o_block = layout.add(all * wide_v * kFloat);
+    plan->scratch.s = layout.add(all * (keys + kDecodePad) * kFloat);
+    plan->scratch.decay = layout.add(all * kFloat);
+  } else {
+    plan->scratch.q_t = layout.add(rows * d * kFloat);
+    plan->scratch.o_t = layout.add(rows * dv * kFloat);
+    plan->scratch.s = layout.add((keys + kMaxRowTile) * kMaxRowTile * kFloat);
+  }
   plan->scratch.rows = layout.add(heads * rows * kRowArrays * kFloat);
   plan->scratch.bytes = layout.bytes();
-  if (plan->num_splits > 1) {
+  if (plan->num_splits > 1)
     plan->partial_stride = s.batch * s.hkv * plan->q_blocks * rows * (dv + 2);
-    plan->partial_floats = plan->num_splits * plan->partial_stride;
-  }
-  finish(plan, threads, tasks * plan->num_splits);
-  return {};
+  return finish(plan, threads, tasks, plan->num_splits > 1 ? 1 : 0);
 }
 
 Status plan_backward(const Shape& s, const Tuning& tuning, int threads, Plan* plan) {
   *plan = {};
   if (Status status = check(s); !status.ok()) return status;
   if (Status status = check(tuning); !status.ok()) return status;
-  if (s.batch * s.hq == 0 || (s.lq == 0 && s.lkv == 0)) return {};
+  if (s.batch == 0 || s.hq == 0 || (s.lq == 0 && s.lkv == 0)) return {};
   plan->path = Path::kTiled;
   if (s.lq == 0) {
     // No rows: dk and dv are zeros.
@@ -208,18 +253,13 @@ Status plan_backward(const Shape& s, const Tuning& tuning, int threads, Plan* pl
   plan->scratch.rows = layout.add(rows * kRowArrays * kFloat);
   plan->scratch.bytes = layout.bytes();
 
-  const i64 tasks = pairs * plan->num_splits;
   plan->partial_stride = round_up<i64>(s.lkv, 8) * (d + dv);
-  const i64 workers = clamp_to<i64>(threads, 1, tasks);
-  if (plan->num_splits > 1) {
-    plan->partial_floats = tasks * plan->partial_stride;
-  } else {
+  if (plan->num_splits == 1) {
     // One task finishes what it accumulates, so a worker's accumulators serve its next task.
     plan->scratch.accumulators = plan->scratch.bytes;
     plan->scratch.bytes += round_up(plan->partial_stride * kFloat, kAlignment);
   }
-  finish(plan, static_cast<int>(workers), tasks);
-  return {};
+  return finish(plan, threads, pairs, plan->num_splits > 1 ? pairs : 0);
 }
 
 }  // namespace attention::cpu

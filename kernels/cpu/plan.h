@@ -30,7 +30,9 @@ struct Scratch {
   i64 k = 0, v = 0;       // packed block of keys
   i64 q_t = 0, do_t = 0;  // rows in lanes: [tile][D][lanes]
   i64 q = 0, d_out = 0;   // rows as rows (backward)
-  i64 o_t = 0;            // O^T, or dQ^T in the backward pass
+  i64 o_t = 0;            // O^T (decode: O), or dQ^T in the backward pass
+  i64 o_block = 0;        // O over the present block of keys (decode)
+  i64 decay = 0;          // per row: what that block multiplies O by (decode)
   i64 s = 0, ds = 0;      // S^T and dS^T
   i64 cap = 0;            // tanh of the capped scores (backward with soft cap)
   i64 dbias = 0;          // dbias of one block
@@ -61,6 +63,7 @@ struct Plan {
 inline constexpr i32 kMaxRowTile = 32;  // the widest row tile of any instruction set
 inline constexpr i32 kPackPitch = 264;  // kPitch of product.h
 inline constexpr i64 kAlignment = 64;   // of every region of the workspace
+inline constexpr i32 kDecodePad = 32;   // rows of decode's scratch: two of the widest vectors
 inline constexpr i32 kRowArrays = 16;   // arrays of one value a row: see rows.h
 
 // How dbias is cut into tasks: blocks of block_q x block_k entries of one batch entry and head.

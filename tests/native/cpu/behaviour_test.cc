@@ -259,6 +259,41 @@ TEST(errors) {
   EXPECT_CONTAINS(std::string(result.message), "3 query heads are not a multiple of 2");
 }
 
+// Sizes whose products do not fit into 64 bits are refused, not wrapped into a small workspace.
+TEST(hostile_sizes) {
+  const i64 huge = i64{1} << 31;
+  const auto planned = [](i64 batch, i64 lq, i64 lkv, i64 hq, i64 hkv, i64 splits, i32 operation) {
+    PlanRequest request{};
+    request.batch = batch;
+    request.lq = lq;
+    request.lkv = lkv;
+    request.hq = hq;
+    request.hkv = hkv;
+    request.d = request.dv = 256;
+    request.num_splits = splits;
+    request.operation = operation;
+    request.threads = 1 << 30;
+    PlanResult result;
+    if (attention_plan_cpu(&request, &result) != 0) return std::string(result.message);
+    EXPECT(result.workspace_bytes > 0 && result.workspace_bytes <= i64{1} << 48);
+    return std::string();
+  };
+  const std::string too_large = "would be larger than any memory";
+  for (const i32 operation : {0, 1}) {
+    EXPECT(planned(1, 4096, 4096, 8, 8, 0, operation).empty());
+    EXPECT_CONTAINS(planned(1 << 20, 1 << 11, 1 << 11, 1 << 11, 1 << 11, 1 << 20, operation),
+                    too_large);
+    EXPECT_CONTAINS(planned(1, huge - 4096, huge - 4096, 1 << 11, 1 << 11, huge - 1, operation),
+                    too_large);
+    EXPECT_CONTAINS(planned(i64{1} << 62, 16, 16, 8, 8, 0, operation), "than any array holds");
+    EXPECT_CONTAINS(planned(i64{1} << 32, 1, 16, i64{1} << 20, 1, 0, operation),
+                    "than any array holds");
+    EXPECT_CONTAINS(planned(1, 1, 16, huge, 1, 0, operation), "query heads");
+    EXPECT_CONTAINS(planned(1, 1, 16, huge - 4096, 1, 0, operation), "for each key/value head");
+    EXPECT_CONTAINS(planned(-1, 1, 16, 1, 1, 0, operation), "batch -1");
+  }
+}
+
 // A plan that is planned again from its own answer does not change: the lowering sends the answer
 // as attributes, and the launcher plans from those.
 TEST(plans_are_stable) {

@@ -49,6 +49,23 @@ TEST(rows_and_groups) {
       }
 }
 
+// As many rows as the streaming path takes, of more heads than weights fit in the nearest cache
+// for.
+TEST(many_rows) {
+  u32 seed = 50;
+  for (const DType dtype : kAll)
+    for (const i64 rows : {7, 16}) {
+      Options o = decode_options(dtype, ++seed);
+      o.lq = rows;
+      o.hkv = 17;
+      o.d = o.dv = 40;
+      check_all(o, {});
+      o.lq = 1;
+      o.group = rows;
+      check_all(o, {});
+    }
+}
+
 TEST(options) {
   u32 seed = 100;
   for (const DType dtype : kAll)
