@@ -58,13 +58,19 @@ inline void forward_tile(ForwardState<Format>& state, int row, i32 key0, int key
     decay[n] = exp(old_maximum[n] - shift[n]);
     sum[n] = zero();
   }
-  for (int j = first; j < last; ++j)
-    for (int n = 0; n < kVectors; ++n) {
-      float* s = state.s + j * kLd + n * kLanes;
-      const F p = exp(load(s) - shift[n]);
-      sum[n] = sum[n] + p;
-      store(s, p);
+  constexpr int kKeys = 4 / kVectors;  // of four vectors of exponentials; divides kRowStep
+  for (int j = first; j < last; j += kKeys) {
+    float* s = state.s + j * kLd;
+    F p[4];
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) p[i] = load(s + i * kLanes) - shift[i % kVectors];
+    exp(p);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; ++i) {
+      sum[i % kVectors] = sum[i % kVectors] + p[i];
+      store(s + i * kLanes, p[i]);
     }
+  }
   for (int n = 0; n < kVectors; ++n) {
     float* total = block.sum + row + n * kLanes;
     store(total, fma(load(total), decay[n], sum[n]));

@@ -178,13 +178,19 @@ inline Range gradient_tile(GradientState<Format>& state, int row, i32 key0, int 
       store(s + offset, select(keep, weight * keep_scale, zero()));
     });
   } else {
-    for (int j = first; j < last; ++j)
-      for (int n = 0; n < kVectors; ++n) {
-        const int offset = j * kLd + n * kLanes;
-        const F weight = exp(load(s + offset) - lse[n]);
-        store(s + offset, weight);
-        store(ds + offset, gradient(weight, load(ds + offset), n));
+    // Four exponentials together; kRowStep is a multiple of their keys.
+    for (int at = first * kLd; at < last * kLd; at += 4 * kLanes) {
+      F weight[4];
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) weight[i] = load(s + at + i * kLanes) - lse[i % kVectors];
+      exp(weight);
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) {
+        const int offset = at + i * kLanes;
+        store(s + offset, weight[i]);
+        store(ds + offset, gradient(weight[i], load(ds + offset), i % kVectors));
       }
+    }
   }
   return {first, last};
 }

@@ -9,12 +9,18 @@
 namespace attention::cpu {
 namespace {
 
-// Rows (query, head) of one task. Packing K and V is amortised over them, while their Q^T and O^T
-// should stay in the second-level cache next to a block of keys.
-constexpr i64 kForwardRows = 384;
-constexpr i64 kForwardRowFloats = 98304;  // rows * (D + Dv): 384 kB
-constexpr i64 kBackwardRows = 128;
+// Rows (query, head) of one forward task. Packing K and V, which lie scattered in the third-level
+// cache, is amortised over them. Their Q^T and O^T pass by once for each block of keys, in order,
+// so they need not stay in the second-level cache; a call should have some tasks to share out.
+constexpr i64 kForwardRows = 1024;
+constexpr i64 kForwardRowFloats = 262144;  // rows * (D + Dv): 1 MB
+constexpr i64 kFewForwardRows = 384;
+constexpr i64 kForwardTasks = 32;
 constexpr i64 kBlockKeys = 128;
+// Backward, everything of a block of rows and of keys is read again and again: both stay in the
+// second-level cache. 96 keys are whole register tiles of 6 and of 8 rows.
+constexpr i64 kBackwardRows = 128;
+constexpr i64 kBackwardBlockKeys = 96;
 constexpr i64 kMaxBlockKeys = 512;
 // More rows than this in one task would only cost memory.
 constexpr i64 kMaxRows = 2048;
@@ -106,15 +112,23 @@ i64 balanced_block_q(const Shape& s, i64 rows) {
   return std::min(round_up(ceil_div(s.lq, blocks), step), s.lq);
 }
 
-void choose_blocks(const Shape& s, const Tuning& t, i64 rows, Plan* plan) {
+void choose_blocks(const Shape& s, const Tuning& t, i64 rows, i64 keys, Plan* plan) {
   const i64 group = s.hq / s.hkv;
   const i64 widest = std::max<i64>(1, kMaxRows / group);
   plan->block_q = static_cast<i32>(t.block_q > 0 ? std::min({t.block_q, s.lq, widest})
                                                  : balanced_block_q(s, rows));
-  const i64 asked_k = t.block_k > 0 ? std::min(t.block_k, kMaxBlockKeys) : kBlockKeys;
+  const i64 asked_k = t.block_k > 0 ? std::min(t.block_k, kMaxBlockKeys) : keys;
   plan->block_k = static_cast<i32>(round_up(std::min(asked_k, std::max<i64>(s.lkv, 1)), i64{8}));
   plan->q_blocks = static_cast<i32>(ceil_div(s.lq, i64{plan->block_q}));
   plan->padded_rows = static_cast<i32>(round_up(plan->block_q * group, i64{kMaxRowTile}));
+}
+
+// Rows of one forward task. A function of sizes alone, not of threads: a workspace that was made
+// for some number of threads serves any smaller one.
+i64 forward_rows(const Shape& s) {
+  const i64 most = clamp_to<i64>(kForwardRowFloats / (s.d + s.dv), 128, kForwardRows);
+  return clamp_to<i64>(s.batch * s.lq * s.hq / kForwardTasks, std::min(kFewForwardRows, most),
+                       most);
 }
 
 void choose_decode_blocks(const Shape& s, const Tuning& t, Plan* plan) {
@@ -170,8 +184,7 @@ Status plan_forward(const Shape& s, const Tuning& tuning, int threads, Plan* pla
   const bool decode =
       s.streams_simply && s.lkv >= kMinDecodeKeys && s.lq * (s.hq / s.hkv) <= kMaxDecodeRows;
   plan->path = decode ? Path::kDecode : Path::kTiled;
-  choose_blocks(s, tuning, clamp_to<i64>(kForwardRowFloats / (s.d + s.dv), 128, kForwardRows),
-                plan);
+  choose_blocks(s, tuning, forward_rows(s), kBlockKeys, plan);
   if (decode) choose_decode_blocks(s, tuning, plan);
 
   // A decode task takes all heads.
@@ -226,7 +239,7 @@ Status plan_backward(const Shape& s, const Tuning& tuning, int threads, Plan* pl
     plan->path = Path::kEmpty;
     return {};
   }
-  choose_blocks(s, tuning, kBackwardRows, plan);
+  choose_blocks(s, tuning, kBackwardRows, kBackwardBlockKeys, plan);
 
   // Each split covers every num_splits-th block of queries (so that causal work is even) and owns
   // accumulators for all of dK and dV: no more of them than keep the threads busy.
