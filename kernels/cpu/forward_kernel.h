@@ -38,10 +38,10 @@ inline void forward_tile(ForwardState<Format>& state, int row, i32 key0, int key
 
   const typename Format::Element* q_t = state.q_t + i64{row} * state.stride_q;
   float* o_t = state.o_t + i64{row} * state.stride_o;
-  score_product<Format, kVectors>(state.k.by_d + first * Panel<Format>::kRowPitch, last - first,
-                                  state.d, q_t, block.scale, state.s + first * kLd);
   const ScoreTile tile{&block, row,     key0,        key0 + keys,  first,
                        last,   state.s, state.allow, state.block_k};
+  score_product<Format, kVectors>(state.k.by_d + first * Panel<Format>::kRowPitch, last - first,
+                                  state.d, q_t, block.scale, state.s + first * kLd);
   apply_options<kVectors>(tile, range.all, nullptr);
 
   // Online softmax, down the tile.

@@ -151,10 +151,10 @@ inline Range gradient_tile(GradientState<Format>& state, int row, i32 key0, int 
   float* s = state.s + i64{row} * state.block_k;
   float* ds = state.ds + i64{row} * state.block_k;
   constexpr int kRowPitch = Panel<Format>::kRowPitch;
+  const ScoreTile tile{&block, row, key0, key0 + keys, first, last, s, state.allow, state.block_k};
   score_product<Format, kVectors>(state.k.by_d + first * kRowPitch, last - first, state.d,
                                   state.q_t + i64{row} * state.stride_q, block.scale,
                                   s + first * kLd);
-  const ScoreTile tile{&block, row, key0, key0 + keys, first, last, s, state.allow, state.block_k};
   apply_options<kVectors>(tile, range.all, state.cap);
   score_product<Format, kVectors>(state.v.by_d + first * kRowPitch, last - first, state.dv,
                                   state.do_t + i64{row} * state.stride_o, 1.f, ds + first * kLd);

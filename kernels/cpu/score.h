@@ -199,9 +199,10 @@ inline void mask_dense(const ScoreTile& tile) {
   mask_by_allow_bits<kVectors>(tile);
 }
 
-// The block mask. key0 + first is a multiple of 8, so 8 keys never straddle two mask tiles.
+// The block mask.
 template <int kVectors>
 inline void mask_blocks(const ScoreTile& tile) {
+  constexpr int kLd = kVectors * kLanes;
   const RowBlock& block = *tile.block;
   const BlockMaskOperand& mask = block.problem->block_mask;
   const i32* rows[kVectors * kLanes];
@@ -216,25 +217,30 @@ inline void mask_blocks(const ScoreTile& tile) {
   for (int r = 0; r < kVectors * kLanes && full; ++r)
     for (i32 c = first_tile; c <= last_tile; ++c) full = full && rows[r][c] == kFullTile;
   if (full) return;
-  collect_allow_bits<kVectors>(tile, [&](int r, int j, int count) {
-    u64 halves[2] = {};
-    for (int n = 0; n < (count > 8 ? 2 : 1); ++n) {
-      const i32 key = tile.key0 + j + 8 * n, column = key % kMaskTile;
-      const i32 state = rows[r - tile.row][key / kMaskTile];
-      u64 byte = state == kFullTile ? 0xFF : 0;
-      if (state >= 0)
-        byte = mask.bits[(i64{state} * kMaskTile + block.query[r] % kMaskTile) * (kMaskTile / 32) +
-                         column / 32] >>
-                   (column % 32) &
-               0xFFu;
-      // One bit to each of eight bytes.
-      halves[n] = (byte * 0x0101010101010101ull) & 0x8040201008040201ull;
+  // 32 keys at a time: a word of bits for each row in lanes, and each key's bit in turn in the
+  // sign.
+  const int last = min_of(tile.last, tile.key_end - tile.key0);
+  for (int j = tile.first; j < last;) {
+    const i32 key = tile.key0 + j, column = key % kMaskTile, bit = column % 32;
+    const int count = min_of(32 - bit, last - j);
+    for (int n = 0; n < kVectors; ++n) {
+      i32 words[kLanes];
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const int r = n * kLanes + lane;
+        const i32 state = rows[r][key / kMaskTile];
+        words[lane] = state == kFullTile ? -1 : 0;
+        if (state >= 0) {
+          const i64 at = i64{state} * kMaskTile + block.query[tile.row + r] % kMaskTile;
+          words[lane] = static_cast<i32>(mask.bits[at * (kMaskTile / 32) + column / 32]);
+        }
+      }
+      const I word = load(words);
+      float* s = tile.s + j * kLd + n * kLanes;
+      for (int i = 0; i < count; ++i, s += kLd)
+        store(s, select(negative(word << (31 - bit - i)), load(s), minus_infinity()));
     }
-    KeyBytes bytes;
-    memcpy(&bytes, halves, 16);
-    return bytes;
-  });
-  mask_by_allow_bits<kVectors>(tile);
+    j += count;
+  }
 }
 
 // Everything between S = scale * Q K^T and the softmax.
@@ -254,40 +260,68 @@ inline void apply_options(const ScoreTile& tile, Range all, float* tanh_out) {
   if (p.block_mask.index) mask_blocks<kVectors>(tile);
 }
 
+// The multipliers and key steps of Philox (dropout.h).
+inline constexpr u32 kPhiloxC0 = 0xD2511F53u, kPhiloxC2 = 0xCD9E8D57u;
+inline constexpr u32 kPhiloxKey0 = 0x9E3779B9u, kPhiloxKey1 = 0xBB67AE85u;
+
 // Calls function(offset, keep) for every vector of the tile: offset of x[key][lane] in floats, and
 // the lanes that dropout keeps. The counter RNG of dropout.h with rows in lanes: one Philox
 // evaluation decides about 8 keys of kLanes rows.
+//
+// Its ten rounds are a chain of some 80 clocks: the tile's vectors advance together. The first two
+// rounds multiply only numbers that all rows or all keys share: c0 = key / 8 and what it becomes
+// are the same for every row, the head and what it becomes for every key.
 template <int kVectors, typename Function>
 ATTENTION_INLINE void for_each_dropout(const ScoreTile& tile, const Function& function) {
   constexpr int kLd = kVectors * kLanes;
   const RowBlock& block = *tile.block;
   const Dropout& dropout = block.problem->dropout;
   const u32* seed = dropout.seed.row(block.b);
-  const I batch = set(static_cast<i32>(*dropout.batch_index.row(block.b)));
+  const u32 batch = *dropout.batch_index.row(block.b);
   const I below = set(static_cast<i32>(dropout.threshold) - 1);
+  I head_low[kVectors], query_high[kVectors], query_low[kVectors];
   for (int n = 0; n < kVectors; ++n) {
     const int row = tile.row + n * kLanes;
-    const I query = load(block.query + row);
     i32 heads[kLanes];
     for (int lane = 0; lane < kLanes; ++lane)
       heads[lane] = static_cast<i32>(dropout.head_index[block.head[row + lane]]);
-    const I head = load(heads);
-    for (int j = tile.first; j < tile.last; j += 8) {
-      I c0 = set((tile.key0 + j) / 8), c1 = query, c2 = head, c3 = batch;
-      u32 key0 = seed[0], key1 = seed[1];
-      for (int round = 0; round < 10; ++round) {
+    I head_high;
+    multiply_wide(load(heads), kPhiloxC2, head_high, head_low[n]);
+    multiply_wide(head_high ^ load(block.query + row) ^ set(static_cast<i32>(seed[0])), kPhiloxC0,
+                  query_high[n], query_low[n]);
+  }
+  for (int j = tile.first; j < tile.last; j += 8) {
+    u32 key0 = seed[0] + kPhiloxKey0, key1 = seed[1] + kPhiloxKey1;
+    const u64 first = u64{static_cast<u32>(tile.key0 + j) / 8} * kPhiloxC0;
+    const u64 second = u64{static_cast<u32>(first >> 32) ^ batch ^ seed[1]} * kPhiloxC2;
+    I c[4][kVectors];
+#pragma GCC unroll 4
+    for (int n = 0; n < kVectors; ++n) {
+      c[0][n] = head_low[n] ^ set(static_cast<i32>(static_cast<u32>(second >> 32) ^ key0));
+      c[1][n] = set(static_cast<i32>(static_cast<u32>(second)));
+      c[2][n] = query_high[n] ^ set(static_cast<i32>(static_cast<u32>(first) ^ key1));
+      c[3][n] = query_low[n];
+    }
+#pragma GCC unroll 8
+    for (int round = 2; round < 10; ++round) {
+      key0 += kPhiloxKey0;
+      key1 += kPhiloxKey1;
+#pragma GCC unroll 4
+      for (int n = 0; n < kVectors; ++n) {
         I high0, low0, high2, low2;
-        multiply_wide(c0, 0xD2511F53u, high0, low0);
-        multiply_wide(c2, 0xCD9E8D57u, high2, low2);
-        c0 = high2 ^ c1 ^ set(static_cast<i32>(key0));
-        c2 = high0 ^ c3 ^ set(static_cast<i32>(key1));
-        c1 = low2;
-        c3 = low0;
-        key0 += 0x9E3779B9u;
-        key1 += 0xBB67AE85u;
+        multiply_wide(c[0][n], kPhiloxC0, high0, low0);
+        multiply_wide(c[2][n], kPhiloxC2, high2, low2);
+        c[0][n] = high2 ^ c[1][n] ^ set(static_cast<i32>(key0));
+        c[2][n] = high0 ^ c[3][n] ^ set(static_cast<i32>(key1));
+        c[1][n] = low2;
+        c[3][n] = low0;
       }
-      const I words[4] = {c0, c1, c2, c3};
-      for (int i = 0; i < min_of(8, tile.last - j); ++i) {
+    }
+    const int count = min_of(8, tile.last - j);
+#pragma GCC unroll 4
+    for (int n = 0; n < kVectors; ++n) {
+      const I words[4] = {c[0][n], c[1][n], c[2][n], c[3][n]};
+      for (int i = 0; i < count; ++i) {
         const I value = (I)((U)words[i / 2] >> (16 * (i % 2))) & set(0xFFFF);
         function((j + i) * kLd + n * kLanes, n, less(below, value));
       }

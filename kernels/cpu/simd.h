@@ -69,6 +69,7 @@ ATTENTION_INLINE F select(M m, F yes, F no) {
   return (F)_mm512_mask_blend_ps(m, (__m512)no, (__m512)yes);
 }
 ATTENTION_INLINE M mask_of_bits(u32 bits) { return static_cast<M>(bits); }
+ATTENTION_INLINE M negative(I x) { return _mm512_movepi32_mask((__m512i)x); }
 #else
 typedef I M;
 #if defined(__AVX2__)
@@ -94,6 +95,7 @@ ATTENTION_INLINE M less(I a, I b) { return (M)(a < b); }
 ATTENTION_INLINE M equal(I a, I b) { return (M)(a == b); }
 ATTENTION_INLINE M equal(F a, F b) { return (M)(a == b); }
 ATTENTION_INLINE M both(M a, M b) { return a & b; }
+ATTENTION_INLINE M negative(I x) { return (M)(x >> 31); }
 ATTENTION_INLINE M mask_of_bits(u32 bits) {
 #if defined(__AVX2__)
   const I lane_bit = {1, 2, 4, 8, 16, 32, 64, 128};
