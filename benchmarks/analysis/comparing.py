@@ -187,7 +187,7 @@ def _summary(name: str, comparisons: list[Comparison]) -> str:
     worst = max(comparisons, key=lambda one: one.ratio)
     return (
         f"{name}: {len(ratios)} configurations, geometric mean {geometric_mean(ratios):.3f}, "
-        f"median {statistics.median(ratios):.3f}, worst {worst.ratio:.3f} ({_name(worst)}); "
-        f"better {verdicts.count('better')}, worse {verdicts.count('worse')}, "
-        f"within noise {verdicts.count('same')}"
+        f"median {statistics.median(ratios):.3f}\n"
+        f"    better {verdicts.count('better')}, worse {verdicts.count('worse')}, "
+        f"within noise {verdicts.count('same')}; worst {worst.ratio:.3f} ({_name(worst)})"
     )

@@ -68,7 +68,8 @@ def run(request: Request, timeout_s: float | None = None) -> dict[str, Any]:
         # of allocator (runner.py) is not for it.
         environment.pop("XLA_PYTHON_CLIENT_ALLOCATOR", None)
         environment["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"
-        command = [sys.executable, "-m", "benchmarks.harness.worker", str(asked), str(answered)]
+        worker = [sys.executable, "-m", "benchmarks.harness.worker"]
+        command = [*worker, str(asked), str(answered), str(os.getpid())]
         with said.open("wb") as stderr:
             process = subprocess.Popen(
                 command, env=environment, stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr

@@ -331,7 +331,7 @@ def run_suite(suite: str) -> int:
         progress = Progress(budget_groups)
         budget = Budget(options.time_budget_s, budget_groups)
         cache = device.cache_bytes(backend)
-        progress.note(f"{suite}: {SUMMARIES[suite]}; {budget_groups} groups on {backend}")
+        progress.note(f"{suite}: {SUMMARIES[suite]}; problems: {budget_groups}, on {backend}")
         progress.step("measuring what the machine can do")
         ceilings = ceilings_module.measure(backend)
         runs_done = []

@@ -75,7 +75,9 @@ def search_longest(
             return False, ("time", f"length {length}: longer than {settings.try_seconds:g} s")
         error = result["error"]
         names = {OUT_OF_MEMORY: "memory", UNSUPPORTED: "unsupported"}
-        return False, (names.get(kind(error), "crashed"), f"length {length}: {error}")
+        # The row names the kind itself.
+        reason = error.removeprefix(f"{kind(error)}: ")
+        return False, (names.get(kind(error), "crashed"), f"length {length}: {reason}")
 
     longest, reason = bisect(attempt, settings.max_seq)
     if reason is not None and (longest == 0 or reason[0] == "crashed"):

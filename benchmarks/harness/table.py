@@ -122,13 +122,18 @@ def _cells(
 
 
 def _significant(value: float, digits: int) -> str:
-    """A positive number with this many digits, zeros at the end included, and never an exponent."""
+    """A positive number with this many digits, zeros at the end included."""
+    if value < 1e-4:
+        return f"{value:.1e}"
     return f"{value:.{max(0, digits - 1 - math.floor(math.log10(value)))}f}"
 
 
 def _aligned(cells: list[tuple[str, ...]]) -> list[str]:
     """Columns padded to their widest cell; texts of error lines do not widen a column."""
     full = [line for line in cells if len(line) == len(_COLUMNS)]
+    if len(full) == 1:
+        # Nothing under the heads: memory, lengths and errors say themselves what they are.
+        cells = cells[1:]
     widths = [max(len(line[i]) for line in full) for i in range(len(_COLUMNS))]
     widths[0] = max(len(line[0]) for line in cells)
     lines = []

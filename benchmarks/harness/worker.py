@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The isolated process: reads one request, measures, writes one result.
 
-usage: python -m benchmarks.harness.worker REQUEST RESULT
+usage: python -m benchmarks.harness.worker REQUEST RESULT PARENT_PID
 
 Kinds: 'time' prepares, checks and times one round; 'peak' measures the memory of one call; 'try'
 runs one call under an address-space limit (suite max_seq).
@@ -9,9 +9,11 @@ runs one call under an address-space limit (suite max_seq).
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
 import resource
+import signal
 import sys
 import time
 from pathlib import Path
@@ -30,6 +32,7 @@ from benchmarks.harness.suites import Contender
 from benchmarks.harness.timing import samples_for
 from benchmarks.harness.yardstick import Yardstick
 
+_PR_SET_PDEATHSIG = 1  # prctl(2)
 _PROGRAM_MEMORY = ("xla_temp_mb", "xla_arg_mb", "xla_out_mb")
 # A program that needs more than this part of its limit and fails has most likely met the limit.
 _SUSPICIOUS_SHARE = 0.5
@@ -141,8 +144,18 @@ def _warm_up() -> None:
     jax.block_until_ready(jax.jit(lambda a: jax.nn.softmax(a @ a))(x))
 
 
+def _die_with(parent: int) -> None:
+    """Ends this process when its parent is killed: it would take the cores of the resumed run."""
+    prctl = getattr(ctypes.CDLL(None), "prctl", None)  # Linux only, as all that is isolated.
+    if prctl is not None:
+        prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit(1)
+
+
 def main(argv: list[str]) -> int:
     """Answers one request."""
+    _die_with(int(argv[3]))
     request = load_request(Path(argv[1]))
     Path(argv[2]).write_text(json.dumps(answer(request)))
     return 0

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import time
+from pathlib import Path
 
 import pytest
 
@@ -282,6 +283,33 @@ def test_killed_runs_are_resumed_to_a_complete_file(tmp_path):
     keys = [(r["hkv"], r["mode"], r["round"]) for r in rows_of(path)]
     assert len(keys) == len(set(keys)) == 12
     assert len({row["run"] for row in rows_of(path)}) == 1
+
+
+def is_worker(pid):
+    """Whether a process is alive (a zombie has no command line) and measures for a run."""
+    try:
+        return b"harness.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except OSError:
+        return False
+
+
+def test_a_killed_run_leaves_no_worker_behind(tmp_path):
+    """A worker of a killed run would take the cores of the run that resumes it."""
+    process = support.start_binary(
+        "max_seq", "--dtypes=float32", "--impls=jax_xla", "--max_seq=65536", cwd=tmp_path
+    )
+    children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    workers = []
+    deadline = time.monotonic() + 200
+    while not workers and time.monotonic() < deadline:
+        time.sleep(0.05)
+        workers = [pid for pid in children.read_text().split() if is_worker(pid)]
+    process.kill()
+    process.wait()
+    assert workers, "no worker was started"
+    while is_worker(workers[0]) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not is_worker(workers[0])
 
 
 def test_interrupting_says_how_to_go_on(tmp_path):

@@ -157,12 +157,13 @@ def test_the_table_fits_a_terminal_and_says_what_the_numbers_are():
     assert told["impl"][:-1] == names
     # 2 products of 64 pairs and 8 dimensions; q, k, v and out once: 2048 FLOPs, 1 KiB, in 2 ms.
     assert told["jax_xla"][1:] == [
-        "2.000", "15.0", "1.000", "0.00000102", "51", "0.000512", "5", "1.2e-07", "3.0",
+        "2.000", "15.0", "1.000", "1.0e-06", "51", "0.000512", "5", "1.2e-07", "3.0",
     ]  # fmt: skip
     assert told["mha"][3] == "0.500" and told["torch_sdpa"][3] == "1.500*"
     assert told["default"][1] == "unsupported:" and told["default"][-1] == "..."
     assert max(map(len, lines)) <= 100
     assert "different precisions" in lines[-1]
+    assert "TFLOP/s" not in table.render(rows[3:], {"r": "jax_xla"}, ceilings)
 
 
 def test_progress_says_what_runs_and_what_is_left():

@@ -61,7 +61,7 @@
   const timePoint = (row, x, show) => {
     const {low, value, high} = shown(row, show);
     const lines = timeLines(row);
-    if (row.versus) lines.push(`${Report.ratio(row.versus)} of the fastest`);
+    if (row.versus) lines.push(`${Report.ratio(row.versus)} × the fastest`);
     return {x, y: value, low, high, row, lines};
   };
 
@@ -100,7 +100,7 @@
     };
     if (auto) {
       const color = Report.look('jax_cudnn').color;
-      options.rule = {y: auto.median_ms, text: `auto: ${Report.ratio(auto.median_ms / best)} of best`, color};
+      options.rule = {y: auto.median_ms, text: `auto: ${Report.ratio(auto.median_ms / best)} × the best`, color};
       const place = ticks.length ? 2 * ticks[ticks.length - 1] : 1;
       options.xText = (value) => (value === place ? 'auto' : String(value));
       ticks.push(place);
