@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import os
 import sys
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -94,8 +95,12 @@ def check_writable(name: str, path: Path | None) -> None:
         raise FlagError(f"--{name}: the folder {path.parent} does not exist")
     if path.is_dir():
         raise FlagError(f"--{name}: {path} is a folder, expected a file name")
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise FlagError(f"--{name}: the folder {path.parent} cannot be written")
+    try:
+        # Trying is the only question that every file system answers, the read-only ones too.
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+    except OSError as error:
+        raise FlagError(f"--{name}: cannot write in {path.parent}: {error.strerror}") from error
 
 
 def read_options() -> Options:

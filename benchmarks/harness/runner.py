@@ -366,6 +366,9 @@ def run_suite(suite: str) -> int:
                 measure_group(context, group)
                 progress.finish_group()
             store.record_setting("dropped_rounds", budget.dropped_rounds)
+            choice = summaries.record(store.rows_of_run(), run.suite)
+            if choice is not None:
+                store.record_setting("automatic_choice", choice)
         store.write()
     except StoreError as error:
         flags.exit_with(str(error), 2 if not store.run else 1)

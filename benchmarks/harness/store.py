@@ -19,7 +19,7 @@ class StoreError(Exception):
 
 
 # What a run finds out about its machine and itself: never a reason to refuse its resumption.
-_FACTS = ("ceilings", "dropped_rounds", "machine_state")
+_FACTS = ("automatic_choice", "ceilings", "dropped_rounds", "machine_state")
 
 # Settings that may differ between a run and its resumption: they change no number.
 _FREE_SETTINGS = ("output", "append", "resume", "plot", "time_budget_s", "argv", *_FACTS)

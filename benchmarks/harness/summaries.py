@@ -10,6 +10,9 @@ from typing import Any
 
 from benchmarks.harness.pool import Pooled, pool
 
+# What chooses in the suites that were made to judge it.
+AUTOMATIC = {"splitsweep": "automatic split count", "dispatch": "default"}
+
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
@@ -31,6 +34,8 @@ class Choice:
 def choices(pooled: list[Pooled], suite: str) -> list[Choice]:
     """splitsweep: the automatic split count against every count; dispatch: default against all.
 
+    Other suites ask another question: they have no choices.
+
     Only contenders whose products run in the same precision are alternatives.
     """
     problems: dict[tuple[Any, ...], list[Pooled]] = {}
@@ -39,7 +44,7 @@ def choices(pooled: list[Pooled], suite: str) -> list[Choice]:
             key = (one.case.problem, one.precision, one.tag, one.run)
             problems.setdefault(key, []).append(one)
     found = []
-    for contenders in problems.values():
+    for contenders in problems.values() if suite in AUTOMATIC else ():
         chosen = [one for one in contenders if _is_automatic(one, suite)]
         if chosen and len(contenders) > 1:
             best = min(contenders, key=lambda one: one.median_ms or math.inf)
@@ -51,21 +56,39 @@ def _is_automatic(one: Pooled, suite: str) -> bool:
     return one.case.num_splits == "auto" if suite == "splitsweep" else one.impl == "default"
 
 
+def record(rows: list[dict[str, Any]], suite: str) -> dict[str, Any] | None:
+    """The figures of a suite's rows as JSON values; None where there is no automatic choice.
+
+    {geometric_mean, median, worst, problems: [{problem, distance, best}]}
+    """
+    found = choices(pool(rows), suite)
+    if not found:
+        return None
+    distances = [choice.distance for choice in found]
+    return {
+        "geometric_mean": geometric_mean(distances),
+        "median": statistics.median(distances),
+        "worst": max(distances),
+        "problems": [
+            {"problem": one.problem, "distance": one.distance, "best": one.best.key}
+            for one in found
+        ],
+    }
+
+
 def lines(rows: list[dict[str, Any]]) -> list[str]:
     """The figures as text, per problem and overall; empty where there is no automatic choice."""
-    pooled = pool(rows)
     out = []
-    for suite, name in (("splitsweep", "automatic split count"), ("dispatch", "default")):
-        found = choices(pooled, suite)
-        if not found:
+    for suite, name in AUTOMATIC.items():
+        figures = record(rows, suite)
+        if figures is None:
             continue
         out.append(f"{suite}: {name} over the best of each sweep (1 is perfect)")
-        for choice in found:
-            out.append(f"  {choice.distance:6.3f}  {choice.problem}  best: {choice.best.key}")
-        distances = [choice.distance for choice in found]
+        for one in figures["problems"]:
+            out.append(f"  {one['distance']:6.3f}  {one['problem']}  best: {one['best']}")
         out.append(
-            f"  overall: geometric mean {geometric_mean(distances):.3f}, "
-            f"median {statistics.median(distances):.3f}, worst {max(distances):.3f}"
+            f"  overall: geometric mean {figures['geometric_mean']:.3f}, "
+            f"median {figures['median']:.3f}, worst {figures['worst']:.3f}"
         )
     return out
 

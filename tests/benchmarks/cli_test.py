@@ -160,6 +160,7 @@ def test_every_death_of_a_process_is_classified(code, stderr, kind):
         ("--tag=none", "--tag: 'none'"),
         ("--output=no/such/folder/x.json", "--output: the folder"),
         ("--output=.", "--output: "),
+        ("--output=/proc/x.json", "--output: cannot write in /proc: "),
         ("--resume", "--resume and --append need --output"),
         ("--resume --append --output=x.json", "not both"),
         ("--impls=jax_xla --baseline_impl=mha", "mha is not measured; choices: jax_xla"),
@@ -330,8 +331,9 @@ def test_interrupting_says_how_to_go_on(tmp_path):
 
 def test_all_runs_several_suites_into_one_file(tmp_path):
     done = run_binary(
-        "all", *TINY_SELF[:-1], "--repeats=1", "--q_lens=1", "--kv_lens=64", "--impls=default",
-        "--max_seq=64", "--model_dim=32", "--block_ks=32", "--splits=1", "--modes=fwd",
+        "all", *TINY_SELF[:-1], "--repeats=1", "--q_lens=1", "--kv_lens=64",
+        "--impls=default,splitkv", "--max_seq=64", "--model_dim=32", "--block_ks=32",
+        "--splits=auto,1", "--modes=fwd",
         "--output=out.json", cwd=tmp_path,
     )  # fmt: skip
     rows = rows_of(tmp_path / "out.json")
@@ -339,3 +341,11 @@ def test_all_runs_several_suites_into_one_file(tmp_path):
     # `default` has no split counts and no tiles: those two suites have error rows, the rest runs.
     assert {row["suite"] for row in rows if "error" in row} == {"splitsweep", "blockk"}
     assert done.returncode == 0, done.stderr
+    # How far automatic choices are from the best: printed, and in the header.
+    runs = json.loads((tmp_path / "out.json").read_text())["config"]["runs"].values()
+    chosen = {run["suite"]: run["automatic_choice"] for run in runs if "automatic_choice" in run}
+    assert chosen.keys() == {"dispatch", "splitsweep"}
+    for figures in chosen.values():
+        assert 1 <= figures["geometric_mean"] <= figures["worst"]
+        assert f"worst {figures['worst']:.3f}" in done.stdout
+        assert all(one["distance"] >= 1 and one["best"] for one in figures["problems"])

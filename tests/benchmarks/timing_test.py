@@ -133,6 +133,14 @@ def test_automatic_choices_are_measured_against_the_best():
     assert split.best.key == "splitkv splits=4"
     (choice,) = summaries.choices(pool.pool(rows), "dispatch")
     assert choice.distance == 1.0
+    assert summaries.record(rows, "splitsweep") == {
+        "geometric_mean": pytest.approx(1.5), "median": 1.5, "worst": 1.5,
+        "problems": [
+            {"problem": "float32 fwd B1 L8 H1 D8", "distance": 1.5, "best": "splitkv splits=4"}
+        ],
+    }  # fmt: skip
+    others = [row("gqa", "default", 1.0), row("gqa", "jax_xla", 4.0)]
+    assert summaries.record(others, "gqa") is None
     text = "\n".join(summaries.lines(rows))
     assert "1.500" in text and "best: splitkv splits=4" in text
 
