@@ -56,8 +56,9 @@ def with_automatic_axes(function: Callable[..., Any], results: Sequence[Any]) ->
 
     `results` are arrays or avals typed like its results, whose shardings those then get.
     """
-    shardings = tuple(jax.typeof(x).sharding for x in results)
-    if not any(type_ == AxisType.Explicit for type_ in shardings[0].mesh.axis_types):
+    types = [x if isinstance(x, jax.core.ShapedArray) else jax.typeof(x) for x in results]
+    shardings = tuple(type_.sharding for type_ in types)
+    if AxisType.Explicit not in shardings[0].mesh.axis_types:
         return function
     return jax.sharding.auto_axes(function, out_sharding=shardings)
 
@@ -65,8 +66,12 @@ def with_automatic_axes(function: Callable[..., Any], results: Sequence[Any]) ->
 def has_typed_mesh_axes() -> bool:
     """Whether types of values traced here name mesh axes: in shard_map, and with explicit axes."""
     mesh = jax.sharding.get_abstract_mesh()
-    explicit = any(type_ == AxisType.Explicit for type_ in mesh.axis_types)
-    return bool(mesh.manual_axes) or explicit
+    return bool(mesh.manual_axes) or AxisType.Explicit in mesh.axis_types
+
+
+def has_explicit_axes(x: Any) -> bool:
+    """Whether the type of a value is on a mesh with explicit axes."""
+    return AxisType.Explicit in jax.typeof(x).sharding.mesh.axis_types
 
 
 def without_mesh() -> contextlib.AbstractContextManager[Any]:

@@ -23,7 +23,8 @@ class Program:
     """A traced function without the values that it captured. Hashable.
 
     Attributes:
-      key: its equations. Programs of equal keys do the same; the other way round need not hold.
+      key: its equations and mesh. Programs of equal keys do the same; the other way round need not
+        hold.
       jaxpr: the equations for running them. Keeps alive what `key` knows by address.
     """
 
@@ -44,7 +45,9 @@ class Program:
 def trace(function: Callable[..., Any], *shapes: jax.ShapeDtypeStruct) -> tuple[Program, list[Any]]:
     """A function as (program, captured values), from the shapes and dtypes of its arguments."""
     closed = jax.make_jaxpr(function)(*shapes)
-    return Program(_key(closed.jaxpr), closed.jaxpr), list(closed.consts)
+    # Equations remember the mesh that was set, and run with no other.
+    key = jax.sharding.get_abstract_mesh(), _key(closed.jaxpr)
+    return Program(key, closed.jaxpr), list(closed.consts)
 
 
 def _key(jaxpr: Any) -> Any:

@@ -20,6 +20,7 @@ import numpy as np
 from jax_ops import _arguments as arguments
 from jax_ops import _jax, _program, block_mask
 from jax_ops._errors import UnsupportedError, argument_error, dtype_error
+from jax_ops._primitive import avals
 from jax_ops._problem import attend, make_problem
 from jax_ops._spec import AttentionSpec, Operands, Problem, Sizes, sizes_of
 from jax_ops._xla import blockwise
@@ -384,9 +385,6 @@ def _mods(
 
 def _run(spec: AttentionSpec, operands: Operands, mods: Mods) -> tuple[jax.Array, jax.Array]:
     """The blockwise path, as one program also outside of jit, which a later call finds again."""
-    if _jax.has_typed_mesh_axes():
-        # Types of traced values name mesh axes here, and a tile's are not those of scalars.
-        return jax.jit(lambda operands: blockwise.attention(spec, operands, mods))(operands)
     index = [jax.ShapeDtypeStruct((), np.int32)] * 4
     score = jax.ShapeDtypeStruct((), score_dtype(operands))
     traced = [
@@ -394,7 +392,18 @@ def _run(spec: AttentionSpec, operands: Operands, mods: Mods) -> tuple[jax.Array
         for function, arguments in ((mods.score_mod, [score, *index]), (mods.mask_mod, index))
     ]
     programs, captured = zip(*traced, strict=True)
-    return _compiled(spec, programs)(operands, captured)
+    if not _jax.has_typed_mesh_axes():
+        return _compiled(spec, programs)(operands, captured)
+    # Types of values name mesh axes here, and those of a tile are not those of scalars.
+    for name, values in zip(("score_mod", "mask_mod"), captured, strict=True):
+        if typed := [x for x in values if _jax.has_explicit_axes(x)]:
+            raise UnsupportedError(
+                f"{name}: got a function that captures {jax.typeof(typed[0])}, an array on "
+                "explicit mesh axes; allowed: arrays on none, or the call inside jax.shard_map"
+            )
+    results = avals.forward_avals(*avals.pack(jax.tree.map(jax.typeof, operands)))
+    run = jax.jit(lambda operands: blockwise.attention(spec, operands, mods))
+    return _jax.with_automatic_axes(run, results)(operands)
 
 
 # A bound, because functions that are new in each call would fill a larger one with programs.

@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 import jax_ops
 from tests.cases import plain
+from tests.cases.backends import XLA
 
 GATHERING = ("all-gather", "all-to-all", "collective-permute")
 HEADS = P("b", None, "h")  # [B, L, H, D] split by batch and heads
@@ -249,6 +250,44 @@ def test_shard_map_over_some_axes(backend, mesh):
     got = jax.jit(jax.grad(mapped, (0, 1, 2)))(*arrays)
     wanted = plain.in_float64(jax.grad(reference_loss, (0, 1, 2)), *arrays)
     plain.assert_close(got, wanted, backend)
+
+
+@pytest.mark.parametrize("how", ["shard_map", "shard_map, unchecked", "explicit", "automatic"])
+def test_score_functions_and_what_they_capture(mesh, how):
+    """flex_attention's blockwise path, with the gradient of a captured table."""
+    q, k, v, w = plain.inputs(b=4, hq=8, hkv=4)
+    table = np.random.default_rng(0).standard_normal((8, 43)).astype(np.float32)
+
+    def loss(q, k, v, w, table):
+        out = jax_ops.flex_attention(
+            q, k, v, score_mod=lambda s, b, h, i, j: s + table[h, i - j + 23]
+        )
+        return (out * w).sum()
+
+    def reference(q, k, v, w, table):
+        i, j = np.arange(19)[:, None], np.arange(23)
+        return (plain.attention(q, k, v, table[:, i - j + 23])[0] * w).sum()
+
+    args = (q, k, v, w, table)
+    wanted = plain.in_float64(jax.grad(reference, (0, 1, 2, 4)), *args)
+    specs = (HEADS,) * 4
+    if how.startswith("shard_map"):
+        loss = jax.shard_map(
+            lambda *a, local=loss: jax.lax.psum(local(*a), ("b", "h")),
+            mesh=mesh,
+            in_specs=(*specs, P("h")),
+            out_specs=P(),
+            check_vma=how == "shard_map",
+        )
+    if how == "explicit":
+        mesh = jax.make_mesh((2, 4), ("b", "h"), axis_types=(AxisType.Explicit,) * 2)
+    with jax.set_mesh(mesh):
+        placed = place(mesh, specs, args[:4])
+        got = jax.jit(jax.grad(loss, (0, 1, 2, 4)))(*placed, table)
+        if how == "explicit":
+            with pytest.raises(jax_ops.UnsupportedError, match="score_mod: got a function that"):
+                loss(*placed, jax.device_put(table, NamedSharding(mesh, P())))
+    plain.assert_close(got, wanted, XLA)
 
 
 def test_dropout_in_shard_map_with_global_indices(backend, mesh):

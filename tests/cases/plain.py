@@ -40,8 +40,13 @@ def _wide(x):
 
 
 def assert_close(got, wanted, backend):
-    """Trees of arrays agree to the accuracy of float32 (or tf32) sums of this size."""
-    tolerance = 2e-2 if backend.tf32 else 2e-5
+    """Trees of arrays agree to the accuracy of float32 (or tf32) sums of this size.
+
+    Not the rule of cases/accuracy.py: transforms of transforms have no baseline of their own. What
+    kernels leave here, relative to the largest entry, is at most 1.8e-6 in float32 and 1.4e-3 with
+    tf32 products; the bounds are three times that. One wrong term is an error of order one.
+    """
+    tolerance = 4e-3 if backend.tf32 else 5e-6
     assert jax.tree.structure(got) == jax.tree.structure(wanted)
     for g, w in zip(jax.tree.leaves(got), jax.tree.leaves(wanted), strict=True):
         assert g.shape == w.shape
