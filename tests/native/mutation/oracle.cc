@@ -113,6 +113,8 @@ TEST(decode) {
       expect_accurate(o, r);
     }
   }
+  o.lq = 3;  // 12 rows: the lower half of the tile's rows too
+  expect_accurate(o, r);
   o.lq = 5;
   o.window_left = 130;
   r = scheduled(emulator::Schedule::kRandom, false);
