@@ -3,6 +3,7 @@
 
 import dataclasses
 import json
+import os
 import random
 import re
 import signal
@@ -286,12 +287,26 @@ def test_killed_runs_are_resumed_to_a_complete_file(tmp_path):
     assert len({row["run"] for row in rows_of(path)}) == 1
 
 
-def is_worker(pid):
-    """Whether a process is alive (a zombie has no command line) and measures for a run."""
+def is_worker(pid, measuring=False):
+    """Whether a process is alive (a zombie has no command line) and measures for a run.
+
+    With `measuring`, whether it has begun: JAX is loaded only then.
+    """
     try:
-        return b"harness.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        process = Path(f"/proc/{pid}")
+        begun = not measuring or "jaxlib" in (process / "maps").read_text()
+        return begun and b"harness.worker" in (process / "cmdline").read_bytes()
     except OSError:
         return False
+
+
+def wait_for(answer, seconds):
+    """The first true answer of a function; fails without one."""
+    deadline = time.monotonic() + seconds
+    while not (found := answer()):
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+    return found
 
 
 def test_a_killed_run_leaves_no_worker_behind(tmp_path):
@@ -300,17 +315,22 @@ def test_a_killed_run_leaves_no_worker_behind(tmp_path):
         "max_seq", "--dtypes=float32", "--impls=jax_xla", "--max_seq=65536", cwd=tmp_path
     )
     children = Path(f"/proc/{process.pid}/task/{process.pid}/children")
-    workers = []
-    deadline = time.monotonic() + 200
-    while not workers and time.monotonic() < deadline:
-        time.sleep(0.05)
-        workers = [pid for pid in children.read_text().split() if is_worker(pid)]
-    process.kill()
-    process.wait()
-    assert workers, "no worker was started"
-    while is_worker(workers[0]) and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not is_worker(workers[0])
+
+    def measuring():
+        return [pid for pid in children.read_text().split() if is_worker(pid, measuring=True)]
+
+    try:
+        (worker,) = wait_for(measuring, 200)
+        # Stopped, it cannot end by itself.
+        os.kill(int(worker), signal.SIGSTOP)
+    finally:
+        process.kill()
+        process.wait()
+    try:
+        wait_for(lambda: not is_worker(worker), 60)
+    finally:
+        if is_worker(worker):
+            os.kill(int(worker), signal.SIGKILL)
 
 
 def test_interrupting_says_how_to_go_on(tmp_path):
