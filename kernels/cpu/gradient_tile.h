@@ -104,6 +104,12 @@ inline void load_rows(GradientState<Format>& state) {
     const Memory* q = static_cast<const Memory*>(p.q) + p.q_batch(block.b) * p.lq * p.hq * p.d;
     const Memory* d_out = static_cast<const Memory*>(args.dout);
     for (int r = 0; r < block.padded; ++r) {
+      if (const int ahead = r + kRowsAhead; ahead < block.rows) {
+        const i64 index = block.index_of(ahead);
+        prefetch_row(q + (i64{block.query[ahead]} * p.hq + block.head[ahead]) * p.d, state.d);
+        prefetch_row(d_out + index * p.dv, state.dv);
+        prefetch_row(static_cast<const Memory*>(args.out) + index * p.dv, state.dv);
+      }
       Element* q_row = state.q.by_d + r * Panel<Format>::kRowPitch;
       Element* do_row = state.d_out.by_d + r * Panel<Format>::kRowPitch;
       const i64 index = r < block.rows ? block.index_of(r) : 0;

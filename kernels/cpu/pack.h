@@ -10,6 +10,15 @@
 
 namespace attention::cpu::ATTENTION_CPU_ISA {
 
+// How many rows before its use a row is asked for.
+inline constexpr int kRowsAhead = 4;
+
+// Begins to read a row of `d` elements.
+template <typename Memory>
+ATTENTION_INLINE void prefetch_row(const Memory* row, int d) {
+  for (int c = 0; c < d; c += 64 / static_cast<int>(sizeof(Memory))) __builtin_prefetch(row + c);
+}
+
 // dst[r] = src[r * stride ..][0 .. d), zero up to the next whole vector of elements. Returns false
 // when any number is not finite.
 template <typename Format, typename T>
@@ -20,8 +29,7 @@ inline bool pack_rows(T tag, const typename T::Memory* src, i64 stride, int rows
   const int whole = d / kStep * kStep;
   for (int r = 0; r < rows; ++r, src += stride, dst += Panel<Format>::kRowPitch) {
     // Rows of one head lie far apart in memory: the hardware prefetcher does not see the pattern.
-    __builtin_prefetch(src + 4 * stride);
-    __builtin_prefetch(reinterpret_cast<const char*>(src + 4 * stride) + 64);
+    if (r + kRowsAhead < rows) prefetch_row(src + kRowsAhead * stride, d);
     for (int c = 0; c < whole; c += kStep) {
       const F x = Format::pack(tag, src + c, kStep);
       suspicious |= Format::suspicion(x);
@@ -113,6 +121,8 @@ inline void pack_lanes(const RowBlock& block, const void* operand, i64 batch_ind
         const int r = row + n * kLanes + lane;
         const bool used = r < block.rows && block.query[r] < block.mask.q_len;
         rows[lane] = used ? base + (i64{block.query[r]} * p.hq + block.head[r]) * d : nullptr;
+        const int ahead = min_of(r + 2 * kLanes, block.rows - 1);
+        prefetch_row(base + (i64{block.query[ahead]} * p.hq + block.head[ahead]) * d, d);
       }
       for (int c = 0; c < d; c += kStep) {
         F tile[kLanes];
