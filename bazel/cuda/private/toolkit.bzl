@@ -10,7 +10,8 @@ load(":versions.bzl", "CUDA_VERSIONS", "DEFAULT_CUDA_VERSION", "cuda_version_pro
 
 def _known_architectures(rctx, nvcc):
     """Asks nvcc for the architectures that it compiles for."""
-    result = rctx.execute([nvcc, "--list-gpu-code"])
+    # Without the user's environment: nvcc also takes options from there.
+    result = rctx.execute(["env", "-i", "PATH=/usr/bin:/bin", nvcc, "--list-gpu-code"])
     if result.return_code != 0:
         fail("the nvcc of the locked wheels does not run on this machine:\n" + result.stderr)
     return [line.strip()[len("sm_"):] for line in result.stdout.splitlines() if line.startswith("sm_")]
