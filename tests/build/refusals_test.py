@@ -90,7 +90,7 @@ def test_a_build_does_not_look_at_the_cuda_of_the_machine(checkout):
     """The checkout is offered a broken one; see `Checkout.poison`."""
     built = checkout.build("//tests/build:libfixture.so") / "tests/build/libfixture.so"
     assert b"fixture_" in built.read_bytes()
-    actions = checkout.bazel("aquery", "//tests/build:libfixture.so").stdout
+    actions = checkout.bazel("aquery", "//tests/build:saxpy").stdout
     assert "CudaCompile" in actions
-    for word in ("poison", "/usr/local", "CUDA_HOME", "CUDA_PATH"):
+    for word in ("poison", "/usr/local/cuda", "CUDA_HOME", "CUDA_PATH", "NVCC_"):
         assert word not in actions
