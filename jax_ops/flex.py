@@ -98,7 +98,8 @@ def flex_attention(
       value: [B, Lkv, Hkv, Dv], query's dtype. All three may lack B.
       score_mod: function (score, b, h, q_idx, kv_idx) -> score, traced on scalars (float32,
         float64 for float64 inputs; int32 indices), or a `SoftCap`. h is the query head, q_idx the
-        plain query position whatever the alignment.
+        plain query position whatever the alignment. Arrays that it captures may be on any devices,
+        but not on explicit mesh axes.
       mask_mod: function (b, h, q_idx, kv_idx) -> bool, True meaning attend; traced on scalars.
       mask: a mask object (`CausalMask() & SegmentMask(ids)`, a `BlockMask`, ..) or a bool array;
         with `mask_mod`, both must allow.
