@@ -169,14 +169,22 @@ inline void unpack_lanes(const RowBlock& block, const float* src, const F (&fact
     for (int n = 0; n < kVectors; ++n) {
       const int row0 = row + n * kLanes;
       const int count = min_of(kLanes, block.rows - row0);
+      Memory* rows[kLanes];
+      for (int lane = 0; lane < count; ++lane)
+        rows[lane] = static_cast<Memory*>(result) + block.index_of(row0 + lane) * d;
       for (int c = 0; c < d; c += kLanes) {
         F tile[kLanes];
         for (int i = 0; i < kLanes; ++i)
           tile[i] = load(src + (c + i) * kLd + n * kLanes) * factor[n];
         transpose(tile);
-        for (int lane = 0; lane < count; ++lane)
-          store_upto(tag, static_cast<Memory*>(result) + block.index_of(row0 + lane) * d + c,
-                     tile[lane], d - c);
+        if (count == kLanes && d - c >= kLanes) {
+          // Nearly always. Without a test a lane, the tile stays in registers.
+#pragma GCC unroll 16
+          for (int lane = 0; lane < kLanes; ++lane) store_as(tag, rows[lane] + c, tile[lane]);
+        } else {
+          for (int lane = 0; lane < count; ++lane)
+            store_upto(tag, rows[lane] + c, tile[lane], d - c);
+        }
       }
     }
   });
