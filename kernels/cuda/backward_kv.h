@@ -106,7 +106,6 @@ struct BackwardKv {
     tile::Accumulator<16, DV> dv;
     if constexpr (kWantDk) dk.fill(0.f);
     if constexpr (kWantDv) dv.fill(0.f);
-    const f32 unit = ctx.scale * tile::kLog2E;
     const f32 keep_scale = p.dropout.threshold > 0 ? p.dropout.keep_scale : 1.f;
 
     GroupWalk<kGeneral> walk(ctx, tiles, kQueries, keys);
@@ -139,7 +138,7 @@ struct BackwardKv {
 
       Scores s;
       s.fill(0.f);
-      multiply<kProducts>(s, k_tile, warp_row, q_tile, 0);
+      multiply<kProducts, true>(s, k_tile, warp_row, q_tile, 0);
       [[maybe_unused]] Scores raw;
       if constexpr (kGeneral) {
         if (p.soft_cap > 0.f) raw = s;
@@ -156,8 +155,8 @@ struct BackwardKv {
         const auto terms = terms_of(c);
         ATTENTION_UNROLL
         for (int r = 0; r < Scores::kRowSlots; ++r) {
-          s.at(r, c) = probability<!kGeneral>(s.at(r, c), terms[0], unit);
-          s.at(r, c + 1) = probability<!kGeneral>(s.at(r, c + 1), terms[2], unit);
+          s.at(r, c) = probability<!kGeneral>(s.at(r, c), terms[0], ctx.scale);
+          s.at(r, c + 1) = probability<!kGeneral>(s.at(r, c + 1), terms[2], ctx.scale);
         }
       }
       [[maybe_unused]] KeepBits<Scores> keep;

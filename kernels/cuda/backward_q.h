@@ -80,7 +80,6 @@ struct BackwardQ {
     dq.fill(0.f);
     [[maybe_unused]] f32 dslope[kSlots] = {};
     [[maybe_unused]] f32 dscale[kSlots] = {};
-    const f32 unit = ctx.scale * tile::kLog2E;
 
     TileScan<kGeneral, true, false> scan(ctx, tiles, kKeys, rows);
     const auto find = [&]() { return scan.next(); };
@@ -120,7 +119,7 @@ struct BackwardQ {
       for (int r = 0; r < kSlots; ++r) {
         ATTENTION_UNROLL
         for (int c = 0; c < Scores::kColSlots; ++c) {
-          const f32 probability_of_key = probability<!kGeneral>(s.at(r, c), lse[r], unit);
+          const f32 probability_of_key = probability<!kGeneral>(s.at(r, c), lse[r], ctx.scale);
           s.at(r, c) = score_gradient(probability_of_key, dp.at(r, c), delta[r]);
         }
       }

@@ -35,7 +35,7 @@ struct Combine {
     const f32 base = finite_base(tile::warp_max(maximum));
     f32 sum = 0.f;
     for (i32 s = lane; s < params.splits; s += tile::kWarpSize) {
-      sum += exponential<false>(partial_lse(s), base, tile::kLog2E);
+      sum += exponential(partial_lse(s), base, tile::kLog2E);
     }
     sum = tile::warp_sum(sum);
     if (lane == 0) tile::global_store(params.lse + row, logsumexp(base, sum, 1.f));
@@ -47,7 +47,7 @@ struct Combine {
       f32 x1 = 0.f;
       const bool has_second = col + 1 < params.dv;
       for (i32 s = 0; s < params.splits; ++s) {
-        const f32 weight = exponential<false>(partial_lse(s), base, tile::kLog2E) * factor;
+        const f32 weight = exponential(partial_lse(s), base, tile::kLog2E) * factor;
         const f32* from = params.partial_out + (s * params.rows + row) * params.dv + col;
         x0 += weight * tile::global_load_constant(from)[0];
         x1 += weight * tile::global_load_or(has_second ? from + 1 : from, has_second, 0.f);

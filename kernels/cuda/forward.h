@@ -32,7 +32,7 @@ struct Forward {
   using VTile = tile::SharedTile<T, kKeys, DV>;
   using Scores = tile::Accumulator<kWarpRows, kKeys>;
   using Out = tile::Accumulator<kWarpRows, DV>;
-  using Softmax = OnlineSoftmax<Scores::kRowSlots, !kGeneral>;
+  using Softmax = OnlineSoftmax<Scores::kRowSlots>;
 
   static int smem_bytes(const Params& params) {
     return static_cast<int>(
@@ -248,9 +248,9 @@ struct Forward {
       f32 total = 0.f;
       for (int w = 0; w < kShape.warps_n; ++w) {
         const auto stat = tile::shared_load<2>(stats + 2 * (w * kRows + Out::slot_row(r)));
-        total += stat[1] * exponential<!kGeneral>(stat[0], base, softmax.unit);
+        total += stat[1] * exponential(stat[0], base, softmax.unit);
       }
-      const f32 rescale = exponential<!kGeneral>(softmax.maximum[r], base, softmax.unit);
+      const f32 rescale = exponential(softmax.maximum[r], base, softmax.unit);
       ATTENTION_UNROLL
       for (int c = 0; c < Out::kColSlots; ++c) out.at(r, c) *= rescale;
       softmax.maximum[r] = maximum;

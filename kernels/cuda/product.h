@@ -8,8 +8,10 @@
 namespace attention {
 
 // acc += A B^T with A = rows row0.. of `a` [m][k] and B = rows n0.. of `b` [n][k]; k runs over all
-// columns. Scores: queries times keys.
-template <tile::F32Products kProducts, int M, int N, typename T, int RA, int RB, int C>
+// columns. Scores: queries times keys. kTransposed: keys times queries, with the bits that queries
+// times keys give.
+template <tile::F32Products kProducts, bool kTransposed = false, int M, int N, typename T, int RA,
+          int RB, int C>
 ATTENTION_DEVICE void multiply(tile::Accumulator<M, N>& acc, const tile::SharedTile<T, RA, C>& a,
                                int row0, const tile::SharedTile<T, RB, C>& b, int n0) {
   constexpr int kStep = tile::kMmaK<T>;
@@ -24,7 +26,7 @@ ATTENTION_DEVICE void multiply(tile::Accumulator<M, N>& acc, const tile::SharedT
       tile::load_b(right, b, n0 + n, k);
       ATTENTION_UNROLL
       for (int m = 0; m < M / 16; ++m) {
-        tile::mma<kProducts>(&acc.block[m][n / 8], left[m], right);
+        tile::mma<kProducts, kTransposed>(&acc.block[m][n / 8], left[m], right);
       }
     }
   }

@@ -247,7 +247,8 @@ template <bool kKeysAreRows, bool kPacked, int M, int N>
 ATTENTION_DEVICE void apply_score(tile::Accumulator<M, N>& s, const ScoreContext<kPacked>& ctx,
                                   i32 q0, i32 k0, bool masked) {
   const Problem& p = *ctx.problem;
-  transform(s, [&](f32& x) { x *= ctx.scale; });
+  // The forward and the backward pass must agree on the score to the bit (backward_terms.h).
+  transform(s, [&](f32& x) { x = tile::multiply(x, ctx.scale); });
   if (p.soft_cap > 0.f) {
     const f32 cap = p.soft_cap;
     transform(s, [&](f32& x) { x = cap * capped_tanh(x, cap); });

@@ -7,12 +7,12 @@
 
 namespace attention {
 
-// kScaleLater: scores are raw products and `unit` is scale * log2(e) > 0, folded into one fused
-// multiply-add an element. Otherwise scores are in natural units and `unit` is log2(e); then the
-// maximum is subtracted before the multiplication, because finfo.min * log2(e) is -inf.
-template <bool kScaleLater>
+// 2^((x - base) * unit), with `unit` > 0: log2(e) for scores in natural units, scale * log2(e) for
+// raw products. Subtracts first. That costs an operation more an element than x * unit - base *
+// unit in one fused multiply-add, but a fused product does not cancel the rounded one: at scores of
+// thousands the weight of the maximum would be 1 + 2^-10, which 16-bit weights then round, where 1
+// needs no rounding; and finfo.min * log2(e) is -inf.
 ATTENTION_DEVICE f32 exponential(f32 x, f32 base, f32 unit) {
-  if constexpr (kScaleLater) return tile::exp2_approx(tile::fma(x, unit, -base * unit));
   return tile::exp2_approx((x - base) * unit);
 }
 
@@ -22,7 +22,7 @@ ATTENTION_DEVICE f32 finite_base(f32 maximum) {
   return maximum == -tile::infinity() ? 0.f : maximum;
 }
 
-template <int kRowSlots, bool kScaleLater>
+template <int kRowSlots>
 struct OnlineSoftmax {
   f32 maximum[kRowSlots];
   f32 sum[kRowSlots];  // of this thread's columns; the row's sum after finish()
@@ -51,15 +51,13 @@ struct OnlineSoftmax {
       for (int c = 1; c < Scores::kColSlots; ++c) highest = tile::max_f32(highest, s.at(r, c));
       highest = tile::max_f32(maximum[r], tile::quad_max(highest));
       const f32 base = finite_base(highest);
-      // Subtracts first, so that a maximum that stays gives exactly 1. The fused form would give
-      // exp2 of a rounding error here, once a tile: it grows with the number of keys.
-      rescale[r] = exponential<false>(maximum[r], base, unit);
+      rescale[r] = exponential(maximum[r], base, unit);  // exactly 1 where the maximum stays
       moved = moved || highest != maximum[r];
       maximum[r] = highest;
       f32 total = 0.f;
       ATTENTION_UNROLL
       for (int c = 0; c < Scores::kColSlots; ++c) {
-        s.at(r, c) = exponential<kScaleLater>(s.at(r, c), base, unit);
+        s.at(r, c) = exponential(s.at(r, c), base, unit);
         total += s.at(r, c);
       }
       sum[r] = sum[r] * rescale[r] + total;
@@ -80,10 +78,11 @@ struct OnlineSoftmax {
 };
 
 // Natural logarithm of the softmax denominator; -inf for a row without an allowed key.
-// `score_scale`: what turns the maximum into natural units.
+// `score_scale`: what turns the maximum into natural units. A row of one weight gets its score,
+// rounded as the backward pass rounds it (backward_terms.h).
 ATTENTION_DEVICE f32 logsumexp(f32 maximum, f32 sum, f32 score_scale) {
   if (sum == 0.f) return -tile::infinity();
-  return maximum * score_scale + tile::log2_approx(sum) * tile::kLn2;
+  return tile::multiply(maximum, score_scale) + tile::log2_approx(sum) * tile::kLn2;
 }
 
 }  // namespace attention

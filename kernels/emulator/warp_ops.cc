@@ -10,9 +10,10 @@
 namespace attention::emulator {
 namespace {
 
-using tile::host::from_bits;
-using tile::host::widen_bf16;
-using tile::host::widen_f16;
+using tile::bf16;
+using tile::bits_to_f32;
+using tile::f16;
+using tile::to_f32;
 
 struct Position {
   int row;
@@ -146,18 +147,18 @@ Accumulate choose_accumulate() {
 const Accumulate accumulate_function = choose_accumulate();
 
 // The tensor core reads the upper 19 bits of a tf32 register.
-float tf32_value(u32 bits) { return from_bits(bits & 0xffffe000u); }
+float tf32_value(u32 bits) { return bits_to_f32(bits & 0xffffe000u); }
 
 template <MmaInput Input>
 float low_of(u32 x) {
   const auto bits = static_cast<u16>(x & 0xffffu);
-  return Input == MmaInput::kBf16 ? widen_bf16(bits) : widen_f16(bits);
+  return Input == MmaInput::kBf16 ? to_f32(bf16{bits}) : to_f32(f16{bits});
 }
 
 template <MmaInput Input>
 float high_of(u32 x) {
   const auto bits = static_cast<u16>(x >> 16);
-  return Input == MmaInput::kBf16 ? widen_bf16(bits) : widen_f16(bits);
+  return Input == MmaInput::kBf16 ? to_f32(bf16{bits}) : to_f32(f16{bits});
 }
 
 template <MmaInput Input>

@@ -228,15 +228,21 @@ struct Expected {
   std::vector<Result> baselines;
 };
 
+// What a result is: kSum and kProductSum are one number for each row or fewer, where terms of both
+// signs cancel; the terms of a kProductSum are themselves products that cancel (q . k).
+enum class ResultKind { kPlain, kSum, kProductSum };
+
 // The accuracy rule: max |x - reference| <= 2 max |baseline - reference| + atol, where atol is what
-// adding and subtracting 0.3 in that precision does to the reference, twice (three times with soft
-// cap). The rule compares maxima over many entries; over fewer than 4096 the baseline's maximum is
-// sometimes small by luck, and its factor is 4, or 10 for `sums`: one number for each row or fewer,
-// where terms of both signs cancel, and gets 8 roundings of the largest entry on top. Infinities
+// adding and subtracting 0.3 in `dtype`, the result's, does to the reference, twice (three times
+// with soft cap). The rule compares maxima over many entries; over fewer than 4096 the baseline's
+// maximum of float32 results is sometimes small by luck, and its factor is 4. It is 4 for a kSum
+// and 6 for a kProductSum as well, which get 8 roundings of the largest entry on top. Infinities
 // must agree exactly. `field` picks the array that x is compared with. Returns "" or what is wrong.
 template <typename Field>
-std::string check_accuracy(const char* what, const std::vector<double>& x, const Expected& expected,
-                           const Field& field, bool sums = false) {
+std::string check_accuracy(const char* what, const std::vector<double>& x, DType dtype,
+                           const Expected& expected, const Field& field,
+                           ResultKind kind = ResultKind::kPlain) {
+  const bool sums = kind != ResultKind::kPlain;
   const std::vector<double>& reference = field(expected.reference);
   double error = 0, allowed = 0, atol = 0, largest = 0;
   size_t worst = 0;
@@ -256,11 +262,12 @@ std::string check_accuracy(const char* what, const std::vector<double>& x, const
     for (const Result& baseline : expected.baselines)
       allowed = std::fmax(allowed, std::fabs(field(baseline)[n] - reference[n]));
     largest = std::fmax(largest, std::fabs(reference[n]));
-    const double there = round_to(reference[n] + 0.3, expected.dtype);
-    const double back = round_to(there - round_to(0.3, expected.dtype), expected.dtype);
+    const double there = round_to(reference[n] + 0.3, dtype);
+    const double back = round_to(there - round_to(0.3, dtype), dtype);
     atol = std::fmax(atol, std::fabs(back - reference[n]));
   }
-  const double factor = sums ? 10 : x.size() < 4096 ? 4 : 2;
+  const bool lucky = sums || (dtype == DType::kFloat32 && x.size() < 4096);
+  const double factor = kind == ResultKind::kProductSum ? 6 : lucky ? 4 : 2;
   const double limit =
       factor * allowed + (expected.soft_cap ? 3 : 2) * atol + (sums ? std::ldexp(largest, -21) : 0);
   if (error <= limit) return "";

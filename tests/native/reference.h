@@ -86,12 +86,13 @@ inline bool reference_keeps(const Problem& p, i64 b, i64 h, i64 i, i64 j) {
 }
 
 // The order in which sums run (0: forwards, 1: backwards, 2: even indices first, 3: odd ones
-// first), and where delta = sum_j P dP comes from. The baseline of the accuracy rule is taken over
-// several of these, because the error of one float32 sum in one order may happen to be 0. delta
-// from the rounded output is what a backward pass without the matrix P has to use.
+// first), and where the backward pass takes P and delta = sum_j P dP from: from_results: from the
+// rounded lse and output, which is all that a backward pass without the matrix P has. The baseline
+// of the accuracy rule is taken over several of these, because the error of one float32 sum in one
+// order may happen to be 0.
 struct Order {
   int keys = 0, dims = 0, rows = 0;
-  bool delta_from_out = false;
+  bool from_results = false;
 };
 
 inline std::vector<i64> indices(i64 count, int order) {
@@ -183,12 +184,16 @@ Result unfused_attention(const Problem& p, bool round_weights, const void* dout,
         }
         r.lse[row] = static_cast<double>(maximum + std::log(sum));
         const Real keep_scale = static_cast<Real>(p.dropout.keep_scale);
+        const auto operand = [&](Real x) {
+          return round_weights ? static_cast<Real>(round_to(x, p.dtype)) : x;
+        };
+        const auto drop = [&](i64 j) {
+          if (p.dropout.threshold == 0) return operand(weight[j]);
+          return reference_keeps(p, b, h, i, j) ? operand(weight[j] * keep_scale) : Real(0);
+        };
         for (i64 j : keys) {
           weight[j] /= sum;
-          dropped[j] = weight[j];
-          if (p.dropout.threshold != 0)
-            dropped[j] = reference_keeps(p, b, h, i, j) ? weight[j] * keep_scale : Real(0);
-          if (round_weights) dropped[j] = static_cast<Real>(round_to(dropped[j], p.dtype));
+          dropped[j] = drop(j);
           if (!allowed[j]) continue;
           for (i64 c = 0; c < p.dv; ++c) {
             // The accumulator of the baseline is a Real, not a double.
@@ -200,6 +205,13 @@ Result unfused_attention(const Problem& p, bool round_weights, const void* dout,
 
         for (i64 c = 0; c < p.dv; ++c)
           do_row[c] = static_cast<Real>(read(dout, p.dtype, row * p.dv + c));
+        if (order.from_results) {
+          const Real lse = static_cast<float>(r.lse[row]);
+          for (i64 j : keys) {
+            weight[j] = allowed[j] ? std::exp(s[j] - lse) : Real(0);
+            dropped[j] = drop(j);
+          }
+        }
         std::vector<Real>& dp = s;  // the scores are not needed any more
         Real delta = 0;
         for (i64 j : keys) {
@@ -209,14 +221,13 @@ Result unfused_attention(const Problem& p, bool round_weights, const void* dout,
           if (p.dropout.threshold != 0)
             dot = reference_keeps(p, b, h, i, j) ? dot * keep_scale : Real(0);
           // Where P is rounded to the input type, its cotangent is of that type as well.
-          if (round_weights && !order.delta_from_out)
-            dot = static_cast<Real>(round_to(dot, p.dtype));
+          if (!order.from_results) dot = operand(dot);
           dp[j] = dot;
           delta += weight[j] * dot;
           for (i64 c = 0; c < p.dv; ++c)
             dv[((b * p.lkv + j) * p.hkv + hk) * p.dv + c] += dropped[j] * do_row[c];
         }
-        if (order.delta_from_out) {
+        if (order.from_results) {
           delta = 0;
           for (i64 c : dims_v)
             delta += do_row[c] * static_cast<Real>(round_to(r.out[row * p.dv + c], p.dtype));
@@ -235,6 +246,7 @@ Result unfused_attention(const Problem& p, bool round_weights, const void* dout,
           dslope -= ds * static_cast<Real>(std::llabs(i + at.shift - j));
           if (p.soft_cap != 0) ds *= 1 - tanh_s[j] * tanh_s[j];
           dscale += ds * raw[j];
+          ds = operand(ds);
           for (i64 c = 0; c < p.d; ++c) {
             dq[c] += ds * k_all[j * p.d + c];
             dk[((b * p.lkv + j) * p.hkv + hk) * p.d + c] += ds * scale * q_row[c];

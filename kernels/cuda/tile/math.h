@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Fast f32 functions of the special-function unit, and the few accurate ones that attention needs
-// on top of them.
+// Functions of f32: its bits, the fast functions of the special-function unit, and the few accurate
+// ones that attention needs on top of them.
 #pragma once
 
 #include "kernels/cuda/tile/config.h"
@@ -10,13 +10,19 @@ namespace attention::tile {
 inline constexpr f32 kLog2E = 1.4426950408889634f;
 inline constexpr f32 kLn2 = 0.6931471805599453f;
 
-ATTENTION_DEVICE f32 infinity() {
-#if ATTENTION_ON_GPU
-  return __int_as_float(0x7f800000);
-#else
-  return HUGE_VALF;
-#endif
+ATTENTION_DEVICE u32 f32_to_bits(f32 x) {
+  u32 bits;
+  memcpy(&bits, &x, 4);
+  return bits;
 }
+
+ATTENTION_DEVICE f32 bits_to_f32(u32 bits) {
+  f32 x;
+  memcpy(&x, &bits, 4);
+  return x;
+}
+
+ATTENTION_DEVICE f32 infinity() { return bits_to_f32(0x7f800000u); }
 
 // 2^x; error 2 ulp (ex2.approx), 0 for -inf. Subnormal results may be flushed to zero.
 ATTENTION_DEVICE f32 exp2_approx(f32 x) {
@@ -64,11 +70,15 @@ ATTENTION_DEVICE f32 tanh_approx(f32 x) {
 }
 
 // a * b + c in one rounding.
-ATTENTION_DEVICE f32 fma(f32 a, f32 b, f32 c) {
+ATTENTION_DEVICE f32 fma(f32 a, f32 b, f32 c) { return fmaf(a, b, c); }
+
+// a * b rounded on its own: the compiler may not make one rounding of it and an addition that
+// follows. For products that are formed in two places and have to cancel.
+ATTENTION_DEVICE f32 multiply(f32 a, f32 b) {
 #if ATTENTION_ON_GPU
-  return __fmaf_rn(a, b, c);
+  return __fmul_rn(a, b);
 #else
-  return std::fma(a, b, c);
+  return a * b;
 #endif
 }
 
@@ -88,13 +98,7 @@ ATTENTION_DEVICE f32 min_f32(f32 a, f32 b) {
 #endif
 }
 
-ATTENTION_DEVICE f32 abs_f32(f32 x) {
-#if ATTENTION_ON_GPU
-  return fabsf(x);
-#else
-  return std::fabs(x);
-#endif
-}
+ATTENTION_DEVICE f32 abs_f32(f32 x) { return fabsf(x); }
 
 // tanh(x) to a few ulp of f32: 1 - 2 / (e^2|x| + 1) cancels for small |x|, where the odd Taylor
 // series takes over.

@@ -222,8 +222,9 @@ ATTENTION_DEVICE Fragment rounded_tf32(const Fragment& x) {
 
 // d[j] += a * b[j] for j < Count: Count neighbouring 16 x 8 blocks of one row of an accumulator.
 // f32 fragments hold unrounded values; Products says how they are multiplied and means nothing for
-// 16-bit types.
-template <F32Products Products = F32Products::kTf32, int Count, typename T, KOrder Order>
+// 16-bit types. Transposed: takes terms in the order that gives the bits of the product b * a.
+template <F32Products Products = F32Products::kTf32, bool Transposed = false, int Count, typename T,
+          KOrder Order>
 ATTENTION_DEVICE void mma(AccBlock* d, const AFragment<T, Order>& a,
                           const BFragment<T, Order> (&b)[Count]) {
   if constexpr (sizeof(T) == 2) {
@@ -243,8 +244,10 @@ ATTENTION_DEVICE void mma(AccBlock* d, const AFragment<T, Order>& a,
     // at zero and joins the accumulator in one addition: adding each of the three products to it
     // would round three times at its full size, and tensor cores truncate where they add.
     AccBlock step[Count] = {};
-    detail::mma_blocks<T, Order, Count>(step, a_low, b_high);
-    detail::mma_blocks<T, Order, Count>(step, a_high, b_low);
+    detail::mma_blocks<T, Order, Count>(step, Transposed ? a_high : a_low,
+                                        Transposed ? b_low : b_high);
+    detail::mma_blocks<T, Order, Count>(step, Transposed ? a_low : a_high,
+                                        Transposed ? b_high : b_low);
     detail::mma_blocks<T, Order, Count>(step, a_high, b_high);
     ATTENTION_UNROLL
     for (int j = 0; j < Count; ++j) {

@@ -4,7 +4,7 @@
 // gives.
 #pragma once
 
-#include "kernels/cuda/tile/config.h"
+#include "kernels/cuda/tile/math.h"
 
 namespace attention::tile {
 
@@ -21,26 +21,14 @@ static_assert(sizeof(bf16) == 2 && sizeof(f16) == 2, "16-bit types must have no 
 #if !ATTENTION_ON_GPU
 namespace host {
 
-inline u32 bits_of(f32 x) {
-  u32 bits;
-  std::memcpy(&bits, &x, 4);
-  return bits;
-}
-
-inline f32 from_bits(u32 bits) {
-  f32 x;
-  std::memcpy(&x, &bits, 4);
-  return x;
-}
-
 inline u16 round_bf16(f32 x) {
-  const u32 bits = bits_of(x);
+  const u32 bits = f32_to_bits(x);
   if ((bits & 0x7fffffffu) > 0x7f800000u) return 0x7fffu;  // the canonical NaN of cvt.rn.bf16.f32
   return static_cast<u16>((bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16);
 }
 
 inline u16 round_f16(f32 x) {
-  const u32 bits = bits_of(x);
+  const u32 bits = f32_to_bits(x);
   const u32 sign = (bits >> 16) & 0x8000u;
   const u32 magnitude = bits & 0x7fffffffu;
   if (magnitude > 0x7f800000u) return 0x7fffu;
@@ -49,23 +37,21 @@ inline u16 round_f16(f32 x) {
   if (magnitude < 0x38800000u) {
     // Subnormal result: adding 0.5 aligns the ulp of the sum (2^-24) with the ulp of an f16
     // subnormal, so that the float addition itself does the rounding to nearest even.
-    const f32 aligned = from_bits(magnitude) + 0.5f;
-    return static_cast<u16>(sign | (bits_of(aligned) - 0x3f000000u));
+    const f32 aligned = bits_to_f32(magnitude) + 0.5f;
+    return static_cast<u16>(sign | (f32_to_bits(aligned) - 0x3f000000u));
   }
   const u32 rebased = magnitude - 0x38000000u;  // exponent bias 127 -> 15
   return static_cast<u16>(sign | ((rebased + 0xfffu + ((rebased >> 13) & 1u)) >> 13));
 }
 
-inline f32 widen_bf16(u16 bits) { return from_bits(static_cast<u32>(bits) << 16); }
-
 inline f32 widen_f16(u16 bits) {
   const u32 magnitude = bits & 0x7fffu;
   const u32 sign = static_cast<u32>(bits & 0x8000u) << 16;
-  if (magnitude >= 0x7c00u) return from_bits(sign | 0x7f800000u | magnitude << 13);  // inf, NaN
-  if (magnitude >= 0x0400u) return from_bits(sign | ((magnitude << 13) + 0x38000000u));
+  if (magnitude >= 0x7c00u) return bits_to_f32(sign | 0x7f800000u | magnitude << 13);  // inf, NaN
+  if (magnitude >= 0x0400u) return bits_to_f32(sign | ((magnitude << 13) + 0x38000000u));
   // A subnormal is a small integer times 2^-24. No step of this is subnormal in f32: XLA's threads
   // flush those to zero.
-  return from_bits(sign | bits_of(static_cast<f32>(magnitude) * from_bits(0x33800000u)));
+  return bits_to_f32(sign | f32_to_bits(static_cast<f32>(magnitude) * bits_to_f32(0x33800000u)));
 }
 
 }  // namespace host
@@ -73,13 +59,7 @@ inline f32 widen_f16(u16 bits) {
 
 ATTENTION_DEVICE f32 to_f32(f32 x) { return x; }
 
-ATTENTION_DEVICE f32 to_f32(bf16 x) {
-#if ATTENTION_ON_GPU
-  return __uint_as_float(static_cast<u32>(x.bits) << 16);
-#else
-  return host::widen_bf16(x.bits);
-#endif
-}
+ATTENTION_DEVICE f32 to_f32(bf16 x) { return bits_to_f32(static_cast<u32>(x.bits) << 16); }
 
 ATTENTION_DEVICE f32 to_f32(f16 x) {
 #if ATTENTION_ON_GPU
@@ -125,29 +105,26 @@ ATTENTION_DEVICE f16 from_f32<f16>(f32 x) {
 // Two 16-bit values in one register, `low` in the lower half: the order of a fragment and of
 // memory.
 template <typename T>
-ATTENTION_DEVICE u32 pack2(f32 low, f32 high);
+ATTENTION_DEVICE u32 pack2(f32 low, f32 high) {
+  return static_cast<u32>(from_f32<T>(low).bits) | static_cast<u32>(from_f32<T>(high).bits) << 16;
+}
 
+#if ATTENTION_ON_GPU
+// One instruction for both.
 template <>
 ATTENTION_DEVICE u32 pack2<bf16>(f32 low, f32 high) {
-#if ATTENTION_ON_GPU
   u32 packed;
   asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
-#else
-  return static_cast<u32>(host::round_bf16(low)) | static_cast<u32>(host::round_bf16(high)) << 16;
-#endif
 }
 
 template <>
 ATTENTION_DEVICE u32 pack2<f16>(f32 low, f32 high) {
-#if ATTENTION_ON_GPU
   u32 packed;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
-#else
-  return static_cast<u32>(host::round_f16(low)) | static_cast<u32>(host::round_f16(high)) << 16;
-#endif
 }
+#endif
 
 template <typename T>
 ATTENTION_DEVICE f32 unpack_low(u32 packed) {
@@ -167,25 +144,9 @@ ATTENTION_DEVICE u32 round_tf32(f32 x) {
   asm("cvt.rna.tf32.f32 %0, %1;" : "=r"(y) : "f"(x));
   return y;
 #else
-  const u32 bits = host::bits_of(x);
+  const u32 bits = f32_to_bits(x);
   if ((bits & 0x7f800000u) == 0x7f800000u) return bits;  // infinity and NaN have nothing to round
   return (bits + 0x1000u) & 0xffffe000u;
-#endif
-}
-
-ATTENTION_DEVICE f32 bits_to_f32(u32 bits) {
-#if ATTENTION_ON_GPU
-  return __uint_as_float(bits);
-#else
-  return host::from_bits(bits);
-#endif
-}
-
-ATTENTION_DEVICE u32 f32_to_bits(f32 x) {
-#if ATTENTION_ON_GPU
-  return __float_as_uint(x);
-#else
-  return host::bits_of(x);
 #endif
 }
 

@@ -157,20 +157,23 @@ inline std::string compare(const Expected& e, Output* o) {
   const DType dtype = e.dtype;
   constexpr DType kFloat = DType::kFloat32;
   std::string error;
-  // The precision that the rule speaks of is the inputs', also for float32 results.
   const auto check = [&](const char* what, Buffer& buffer, DType type, auto field,
-                         bool sums = false) {
+                         ResultKind kind = ResultKind::kPlain) {
     if (error.empty())
-      error = check_accuracy(what, values(buffer, type, field(e.reference).size()), e, field, sums);
+      error = check_accuracy(what, values(buffer, type, field(e.reference).size()), type, e, field,
+                             kind);
   };
   check("out", o->out, dtype, [](auto& r) -> auto& { return r.out; });
   check("lse", o->lse, kFloat, [](auto& r) -> auto& { return r.lse; });
   check("dq", o->dq, dtype, [](auto& r) -> auto& { return r.grad.dq; });
   check("dk", o->dk, dtype, [](auto& r) -> auto& { return r.grad.dk; });
   check("dv", o->dv, dtype, [](auto& r) -> auto& { return r.grad.dv; });
-  check("dbias", o->dbias, kFloat, [](auto& r) -> auto& { return r.grad.dbias; }, true);
-  check("dslopes", o->dslopes, kFloat, [](auto& r) -> auto& { return r.grad.dslopes_rows; }, true);
-  check("dscale", o->dscale, kFloat, [](auto& r) -> auto& { return r.grad.dscale_rows; }, true);
+  constexpr ResultKind kSum = ResultKind::kSum;
+  check("dbias", o->dbias, kFloat, [](auto& r) -> auto& { return r.grad.dbias; }, kSum);
+  check("dslopes", o->dslopes, kFloat, [](auto& r) -> auto& { return r.grad.dslopes_rows; }, kSum);
+  check(
+      "dscale", o->dscale, kFloat, [](auto& r) -> auto& { return r.grad.dscale_rows; },
+      ResultKind::kProductSum);
   return error;
 }
 

@@ -183,8 +183,8 @@ inline std::string compare(const Case& c, const Run& r, const RunOptions& option
   const Expected expected = expected_of(c, options);
   const DType dtype = c.problem.dtype;
   const auto check = [&](const char* what, const std::vector<u8>& data, DType type, auto field,
-                         bool sums = false) {
-    return check_accuracy(what, values(data, type), expected, field, sums);
+                         ResultKind kind = ResultKind::kPlain) {
+    return check_accuracy(what, values(data, type), type, expected, field, kind);
   };
   constexpr DType kF32 = DType::kFloat32;
   std::string wrong = check("out", r.out, dtype, [](const Result& x) -> auto& { return x.out; });
@@ -199,19 +199,20 @@ inline std::string compare(const Case& c, const Run& r, const RunOptions& option
   wrong = check("dv", r.dv, dtype, [](const Result& x) -> auto& { return x.grad.dv; });
   if (wrong.empty() && c.problem.bias.data) {
     const Axes& axes = c.options().bias_axes;
+    const bool shared = !axes.query || !axes.key;
     wrong = check(
         "dbias", r.dbias, kF32, [](const Result& x) -> auto& { return x.grad.dbias; },
-        !axes.query || !axes.key);
+        shared ? ResultKind::kSum : ResultKind::kPlain);
   }
   if (wrong.empty() && c.problem.alibi_slopes.data) {
     wrong = check(
         "dslopes", r.dslopes, kF32, [](const Result& x) -> auto& { return x.grad.dslopes_rows; },
-        true);
+        ResultKind::kSum);
   }
   if (wrong.empty() && c.problem.scale_array.data) {
     wrong = check(
         "dscale", r.dscale, kF32, [](const Result& x) -> auto& { return x.grad.dscale_rows; },
-        true);
+        ResultKind::kProductSum);
   }
   return wrong;
 }
