@@ -3,9 +3,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import contextvars
 import ctypes
 import dataclasses
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -52,6 +55,24 @@ class Plan:
     num_splits: int
     workspace_bytes: Any
     threads: int
+
+
+# Query rows of a tile of the gradient kernels; 0: the planner chooses.
+_backward_block_q = contextvars.ContextVar("backward_block_q", default=0)
+
+
+@contextlib.contextmanager
+def backward_block_q(rows: int) -> Iterator[None]:
+    """Plans gradients with tiles of `rows` query rows while it lasts.
+
+    The CUDA kernels have two forms, which it tells apart (backward_block_q in
+    kernels/common/planner.h). For tests and measurements that compare them; not part of the API.
+    """
+    token = _backward_block_q.set(rows)
+    try:
+        yield
+    finally:
+        _backward_block_q.reset(token)
 
 
 class PlanError(ValueError):
@@ -110,7 +131,7 @@ def _ask(
         sm_count, capability = _cuda_device()
     if operation == "bwd":
         # Sizes that a caller asks for are the forward pass's; the backward kernels have their own.
-        spec = dataclasses.replace(spec, block_q=0, block_k=0, num_splits=0)
+        spec = dataclasses.replace(spec, block_q=_backward_block_q.get(), block_k=0, num_splits=0)
     dbias = 0
     if spec.want_dbias:
         shape = operands.bias.shape

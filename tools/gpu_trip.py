@@ -39,6 +39,7 @@ _CUDA_TESTS = (
     "accuracy_test.py",
     "closed_forms_test.py",
     "features_test.py",
+    "backward_forms_test.py",
     "semantics_rows_test.py",
     "semantics_masks_test.py",
     "semantics_scores_test.py",

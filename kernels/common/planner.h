@@ -212,24 +212,105 @@ ATTENTION_HOST_DEVICE constexpr BackwardShape backward_shape(int element_size, i
   return {2, 16, joint};
 }
 
-ATTENTION_HOST_DEVICE constexpr i64 backward_shared_bytes(const BackwardShape& shape,
-                                                          int element_size, int d, int dv,
-                                                          i64 stages) {
-  return taken_bytes(i64{16} * shape.warps * d, element_size) +
-         taken_bytes(i64{16} * shape.warps * dv, element_size) +
-         taken_bytes(stages * shape.step * d, element_size) +
-         taken_bytes(stages * shape.step * dv, element_size) +
-         taken_bytes(stages * shape.step * 2, 4) + stages * kVisitBytes;
+// The gradients of q, k and v are computed in one of two forms.
+//   two kernels: dK/dV over key tiles and dQ over query tiles, 7 products of a tile (8 where dK and
+//     dV are not joint). Needs nothing from other blocks.
+//   one kernel: over key tiles, which also adds its share of dQ to a sum in global memory, 5
+//     products. Blocks add to a query tile in the order of their keys, so each waits for the one
+//     before it.
+enum class BackwardForm { kTwoKernels, kOneKernel };
+
+// One kernel: dK, dV and the share of dQ must fit into 255 registers beside each other, and dS of
+// all keys of the block into shared memory beside K, V and two stages: 16-bit types up to 128
+// columns. Not 96: a warp's share of dQ would be 24 columns, and operands come 16 at a time; with
+// 32 two of eight warps would rest, and it spills.
+ATTENTION_HOST_DEVICE constexpr bool backward_has_one_kernel(int element_size, int d) {
+  return element_size == 2 && (d == 32 || d == 64 || d == 128);
 }
 
-constexpr int backward_stages(int element_size, HeadBucket bucket, i64 shared_limit) {
+// Columns of dQ that a warp computes for 16 rows, one kernel: each of the 8 warps has such a part.
+ATTENTION_HOST_DEVICE constexpr int backward_dq_columns(int d) { return d >= 64 ? 32 : 16; }
+
+// One kernel: dS takes the place of dO in its stage where it fits. That costs a barrier a step;
+// without it the ring of head dim 128 would have a single stage in 99 KiB.
+ATTENTION_HOST_DEVICE constexpr bool backward_ds_in_stage(const BackwardShape& shape, int dv) {
+  return 16 * shape.warps <= dv;
+}
+
+ATTENTION_HOST_DEVICE constexpr i64 backward_shared_bytes(const BackwardShape& shape,
+                                                          BackwardForm form, int element_size,
+                                                          int d, int dv, i64 stages) {
+  i64 bytes = taken_bytes(i64{16} * shape.warps * d, element_size) +
+              taken_bytes(i64{16} * shape.warps * dv, element_size) +
+              taken_bytes(stages * shape.step * d, element_size) +
+              taken_bytes(stages * shape.step * dv, element_size) +
+              taken_bytes(stages * shape.step * 2, 4) + stages * kVisitBytes;
+  if (form == BackwardForm::kOneKernel) {
+    bytes += taken_bytes(1, 4);  // the block's ticket
+    if (!backward_ds_in_stage(shape, dv)) {
+      bytes += taken_bytes(i64{16} * shape.warps * shape.step, element_size);
+    }
+  }
+  return bytes;
+}
+
+constexpr int backward_stages(BackwardForm form, int element_size, HeadBucket bucket,
+                              i64 shared_limit) {
   const BackwardShape shape = backward_shape(element_size, bucket.d);
   for (int stages = 2; stages > 0; --stages) {
-    if (backward_shared_bytes(shape, element_size, bucket.d, bucket.dv, stages) <= shared_limit) {
+    if (backward_shared_bytes(shape, form, element_size, bucket.d, bucket.dv, stages) <=
+        shared_limit) {
       return stages;
     }
   }
   return 0;
+}
+
+// Query rows of a tile that a block computes dQ of at a time, which tells the forms apart: the rows
+// that a block of the dQ kernel owns, or those of a step of the one kernel.
+constexpr i64 backward_block_q(BackwardForm form, int element_size, HeadBucket bucket) {
+  const BackwardShape shape = backward_shape(element_size, bucket.d);
+  return form == BackwardForm::kOneKernel ? shape.step : 16 * shape.warps;
+}
+
+// Which form runs by itself, of a call that could run in both: one kernel, unless its blocks would
+// spend their time waiting. A block adds to the query tiles of its group one after another and its
+// successor follows one tile behind: a chain of more blocks than a block has tiles leaves
+// multiprocessors idle. That happens with few queries and many keys, never in self-attention.
+constexpr BackwardForm backward_form(i64 lq, i64 lkv, i64 group, int element_size,
+                                     HeadBucket bucket, i64 multiprocessors) {
+  const BackwardShape shape = backward_shape(element_size, bucket.d);
+  const i64 tiles = group * ceil_div<i64>(lq, shape.step);
+  const i64 chain = min_of(ceil_div<i64>(lkv, 16 * shape.warps), multiprocessors);
+  return tiles > 0 && chain > 0 && tiles >= chain ? BackwardForm::kOneKernel
+                                                  : BackwardForm::kTwoKernels;
+}
+
+// Where things lie in the workspace, in bytes from its start. All parts grow linearly with the
+// batch, so that an export with a symbolic batch can state the size.
+struct BackwardWorkspace {
+  i64 row_terms = 0;  // two floats a row, [B, Hq, Lq]: the logsumexp and sum(dO * O) - dlse
+  // One kernel; [B, Hq, query tiles] of:
+  i64 dq_sums = 0;  // f32 tiles, none if one block sees all keys
+  i64 turns = 0;    // a counter a warp
+  i64 ticket = 0;   // one counter
+  i64 bytes = 0;
+};
+
+constexpr BackwardWorkspace backward_workspace(BackwardForm form, i64 batch, i64 lq, i64 lkv,
+                                               i64 hq, int element_size, HeadBucket bucket) {
+  BackwardWorkspace w;
+  const i64 terms = batch * hq * lq * 8;
+  w.bytes = terms;
+  if (form == BackwardForm::kTwoKernels) return w;
+  const BackwardShape shape = backward_shape(element_size, bucket.d);
+  const i64 tiles = batch * hq * ceil_div<i64>(lq, shape.step);
+  // The sums come first: they are loaded 16 bytes at a time.
+  w.row_terms = lkv > 16 * shape.warps ? tiles * shape.step * bucket.d * 4 : 0;
+  w.turns = w.row_terms + terms;
+  w.ticket = w.turns + tiles * shape.warps * 4;
+  w.bytes = w.ticket + 4;
+  return w;
 }
 
 // dbias kernel: a block owns `16 * warps` x `keys` entries of dS.
@@ -252,8 +333,5 @@ ATTENTION_HOST_DEVICE constexpr i64 bias_shared_bytes(const BiasShape& shape, in
          taken_bytes(i64{shape.keys} * d, element_size) +
          taken_bytes(i64{shape.keys} * dv, element_size) + taken_bytes(shape.warps * shape.keys, 4);
 }
-
-// Two floats a row, [B, Hq, Lq]: the logsumexp and sum(dO * O) - dlse.
-constexpr i64 backward_workspace_bytes(i64 batch, i64 lq, i64 hq) { return batch * lq * hq * 8; }
 
 }  // namespace attention

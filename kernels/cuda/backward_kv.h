@@ -7,9 +7,12 @@
 // through shared memory.
 //   kWantDk, kWantDv: both at head dims up to 128; above, the two accumulators do not fit into the
 //   registers together, and each gets a launch of its own.
+//   kWantDq: with both, the one-kernel form (backward_dq.h): dS^T goes through shared memory for
+//   dQ += dS K alone, whose rows are queries.
 #pragma once
 
 #include "kernels/common/planner.h"
+#include "kernels/cuda/backward_dq.h"
 #include "kernels/cuda/backward_terms.h"
 #include "kernels/cuda/product.h"
 #include "kernels/cuda/scan.h"
@@ -42,8 +45,10 @@ class GroupWalk {
 };
 
 template <typename T_, tile::F32Products kProducts, int D, int DV, bool kGeneral, bool kWantDk,
-          bool kWantDv>
+          bool kWantDv, bool kWantDq>
 struct BackwardKv {
+  static_assert(!kWantDq || (kWantDk && kWantDv && !kGeneral && sizeof(T_) == 2),
+                "dQ needs dS of a lean kernel that computes everything");
   using T = T_;
   using Params = BackwardParams;
   static constexpr BackwardShape kShape = backward_shape(sizeof(T), D);
@@ -58,9 +63,13 @@ struct BackwardKv {
   using QTile = tile::SharedTile<T, kQueries, D>;
   using OTile = tile::SharedTile<T, kQueries, DV>;
   using Scores = tile::Accumulator<16, kQueries>;
+  using DsTile = tile::SharedTile<T, kKeys, kQueries>;
+  static constexpr bool kDsInStage = backward_ds_in_stage(kShape, DV);
+  static constexpr BackwardForm kForm =
+      kWantDq ? BackwardForm::kOneKernel : BackwardForm::kTwoKernels;
 
   static int smem_bytes(const Params& params) {
-    return static_cast<int>(backward_shared_bytes(kShape, sizeof(T), D, DV, params.stages));
+    return static_cast<int>(backward_shared_bytes(kShape, kForm, sizeof(T), D, DV, params.stages));
   }
 
   ATTENTION_DEVICE static void run(const Params& params, tile::Smem& smem) {
@@ -75,7 +84,13 @@ struct BackwardKv {
     const i32 lkv = static_cast<i32>(p.lkv);
     const u32 key_blocks = static_cast<u32>(ceil_div(lkv, kKeys));
     u32 x = tile::block_index().x;
-    const i32 key0 = static_cast<i32>(x % key_blocks) * kKeys;
+    [[maybe_unused]] DsTile own_ds{};
+    if constexpr (kWantDq) {
+      if constexpr (!kDsInStage) own_ds = DsTile::take(smem);
+      x = tile::take_ticket(params.ticket, smem.take<u32>(1));
+    }
+    const i32 key_tile = static_cast<i32>(x % key_blocks);
+    const i32 key0 = key_tile * kKeys;
     x /= key_blocks;
     const i32 kv_head = static_cast<i32>(x % static_cast<u32>(p.hkv));
     const i64 batch = x / static_cast<u32>(p.hkv);
@@ -109,7 +124,12 @@ struct BackwardKv {
     const f32 keep_scale = p.dropout.threshold > 0 ? p.dropout.keep_scale : 1.f;
 
     GroupWalk<kGeneral> walk(ctx, tiles, kQueries, keys);
-    const auto find = [&]() { return walk.next(); };
+    const auto find = [&]() {
+      Visit visit = walk.next();
+      // The last tile first.
+      if (kWantDq && visit.tile >= 0) visit.tile = tiles.begin + tiles.end - 1 - visit.tile;
+      return visit;
+    };
     const auto load = [&](const Visit& visit, i32 stage) {
       const i32 q0 = visit.tile * kQueries;
       const i32 head = visit.head;
@@ -117,94 +137,126 @@ struct BackwardKv {
                                           Range{0, q_len});
       copy_positions<kThreads, !kGeneral>(OTile{o_ring[stage]}, kQueries, o_rows, head, q0,
                                           Range{0, q_len});
-      // Rows past q_len: zeros, which is harmless, because their q and dO are zeros as well.
+      // Rows past the end: zeros, which is harmless, because their q and dO are zeros as well. With
+      // dQ, rows past q_len have their own terms, which make their dS zero whatever V is.
       const int r = tile::thread_index();
       if (r < kQueries) {
-        const bool valid = q0 + r < q_len;
+        const bool valid = q0 + r < (kWantDq ? static_cast<i32>(p.lq) : q_len);
         const f32* from = row_terms(params, batch, head) + 2 * (valid ? q0 + r : 0);
         tile::async_copy_or_zero<8>(terms_ring[stage] + 2 * r, from, valid);
       }
     };
+    [[maybe_unused]] OrderedDq<T, D, kKeys, kQueries> dq(params);
+    [[maybe_unused]] const auto dq_rows =
+        result_rows(static_cast<T*>(params.dq), batch, p.lq, p.hq, p.d);
     const auto compute = [&](const Visit& visit, i32 stage) {
       const i32 q0 = visit.tile * kQueries;
       const Range queries{q0, min_of(q0 + kQueries, q_len)};
       const Range visible = keys_of_rows(ctx.mask, queries);
-      if (visible.begin >= warp_keys.end || visible.end <= warp_keys.begin) return;
+      const bool warp_sees = visible.begin < warp_keys.end && visible.end > warp_keys.begin;
+      if constexpr (kWantDq) {
+        if (visible.begin >= keys.end || visible.end <= keys.begin) return;
+      } else {
+        if (!warp_sees) return;
+      }
       const bool full = visit.full && tile_is_full(ctx.mask, Range{q0, q0 + kQueries}, warp_keys);
       const QTile q_tile{q_ring[stage]};
       const OTile o_tile{o_ring[stage]};
+      [[maybe_unused]] const DsTile ds_tile = kDsInStage ? DsTile{o_ring[stage]} : own_ds;
       [[maybe_unused]] ScoreContext<false> of_head = ctx;
       of_head.head0 = visit.head;
 
+      // With dQ, all warps stay together: they share barriers and the product that makes dQ.
+      const bool computes = !kWantDq || warp_sees;
       Scores s;
-      s.fill(0.f);
-      multiply<kProducts, true>(s, k_tile, warp_row, q_tile, 0);
-      [[maybe_unused]] Scores raw;
-      if constexpr (kGeneral) {
-        if (p.soft_cap > 0.f) raw = s;
-        apply_score<true>(s, of_head, q0, warp_key, !full);
-      } else if (!full) {
-        mask_positions<true>(s, ctx, q0, warp_key);
-      }
-      // Terms of the columns 2c and 2c + 1 lie side by side: (lse, delta, lse, delta).
-      const auto terms_of = [&](int c) {
-        return tile::shared_load<4>(terms_ring[stage] + 2 * Scores::slot_col(c));
-      };
-      ATTENTION_UNROLL
-      for (int c = 0; c < Scores::kColSlots; c += 2) {
-        const auto terms = terms_of(c);
-        ATTENTION_UNROLL
-        for (int r = 0; r < Scores::kRowSlots; ++r) {
-          s.at(r, c) = probability<!kGeneral>(s.at(r, c), terms[0], ctx.scale);
-          s.at(r, c + 1) = probability<!kGeneral>(s.at(r, c + 1), terms[2], ctx.scale);
-        }
-      }
-      [[maybe_unused]] KeepBits<Scores> keep;
-      if constexpr (kGeneral) keep = dropout_keep<true, Scores>(of_head, q0, warp_key);
-      if constexpr (kWantDv) {
+      if (computes) {
+        s.fill(0.f);
+        multiply<kProducts, true>(s, k_tile, warp_row, q_tile, 0);
+        [[maybe_unused]] Scores raw;
         if constexpr (kGeneral) {
-          Scores dropped = s;
-          if (p.dropout.threshold > 0) apply_dropout(dropped, keep);
-          multiply_packed<kProducts, false>(dv, dropped, o_tile, 0);
-        } else {
-          multiply_packed<kProducts, false>(dv, s, o_tile, 0);
+          if (p.soft_cap > 0.f) raw = s;
+          apply_score<true>(s, of_head, q0, warp_key, !full);
+        } else if (!full) {
+          mask_positions<true>(s, ctx, q0, warp_key);
         }
-      }
-      if constexpr (kWantDk) {
-        Scores dp;
-        dp.fill(0.f);
-        multiply<kProducts>(dp, v_tile, warp_row, o_tile, 0);
-        if constexpr (kGeneral) {
-          if (p.dropout.threshold > 0) {
-            apply_dropout(dp, keep);
-            transform(dp, [&](f32& y) { y *= keep_scale; });
-          }
-        }
+        // Terms of the columns 2c and 2c + 1 lie side by side: (lse, delta, lse, delta).
+        const auto terms_of = [&](int c) {
+          return tile::shared_load<4>(terms_ring[stage] + 2 * Scores::slot_col(c));
+        };
         ATTENTION_UNROLL
         for (int c = 0; c < Scores::kColSlots; c += 2) {
           const auto terms = terms_of(c);
           ATTENTION_UNROLL
           for (int r = 0; r < Scores::kRowSlots; ++r) {
-            s.at(r, c) = score_gradient(s.at(r, c), dp.at(r, c), terms[1]);
-            s.at(r, c + 1) = score_gradient(s.at(r, c + 1), dp.at(r, c + 1), terms[3]);
+            s.at(r, c) = probability<!kGeneral>(s.at(r, c), terms[0], ctx.scale);
+            s.at(r, c + 1) = probability<!kGeneral>(s.at(r, c + 1), terms[2], ctx.scale);
           }
         }
-        if constexpr (kGeneral) {
-          if (p.soft_cap > 0.f) {
+        [[maybe_unused]] KeepBits<Scores> keep;
+        if constexpr (kGeneral) keep = dropout_keep<true, Scores>(of_head, q0, warp_key);
+        if constexpr (kWantDv) {
+          if constexpr (kGeneral) {
+            Scores dropped = s;
+            if (p.dropout.threshold > 0) apply_dropout(dropped, keep);
+            multiply_packed<kProducts, false>(dv, dropped, o_tile, 0);
+          } else {
+            multiply_packed<kProducts, false>(dv, s, o_tile, 0);
+          }
+        }
+        if constexpr (kWantDk) {
+          Scores dp;
+          dp.fill(0.f);
+          multiply<kProducts>(dp, v_tile, warp_row, o_tile, 0);
+          if constexpr (kGeneral) {
+            if (p.dropout.threshold > 0) {
+              apply_dropout(dp, keep);
+              transform(dp, [&](f32& y) { y *= keep_scale; });
+            }
+          }
+          ATTENTION_UNROLL
+          for (int c = 0; c < Scores::kColSlots; c += 2) {
+            const auto terms = terms_of(c);
             ATTENTION_UNROLL
             for (int r = 0; r < Scores::kRowSlots; ++r) {
+              s.at(r, c) = score_gradient(s.at(r, c), dp.at(r, c), terms[1]);
+              s.at(r, c + 1) = score_gradient(s.at(r, c + 1), dp.at(r, c + 1), terms[3]);
+            }
+          }
+          if constexpr (kGeneral) {
+            if (p.soft_cap > 0.f) {
               ATTENTION_UNROLL
-              for (int c = 0; c < Scores::kColSlots; ++c) {
-                // A masked entry may have a NaN product.
-                if (s.at(r, c) != 0.f) s.at(r, c) *= cap_slope(raw.at(r, c), ctx.scale, p.soft_cap);
+              for (int r = 0; r < Scores::kRowSlots; ++r) {
+                ATTENTION_UNROLL
+                for (int c = 0; c < Scores::kColSlots; ++c) {
+                  // A masked entry may have a NaN product.
+                  if (s.at(r, c) != 0.f)
+                    s.at(r, c) *= cap_slope(raw.at(r, c), ctx.scale, p.soft_cap);
+                }
               }
             }
           }
         }
-        multiply_packed<kProducts, false>(dk, s, q_tile, 0);
+      }
+      if constexpr (kWantDq) {
+        // Warps come here at different times: one waits for its turn while another computes.
+        dq.take_turn(batch * p.hq + visit.head, visit.tile, key_tile, visible);
+        if constexpr (kDsInStage) tile::sync_block();  // all are done with dO
+        if (computes) tile::store_accumulator(ds_tile, warp_row, 0, s);
+        // On its way while dK is computed.
+        dq.load_sum(key_tile, visible);
+      }
+      if constexpr (kWantDk) {
+        if (computes) multiply_packed<kProducts, false>(dk, s, q_tile, 0);
+      }
+      if constexpr (kWantDq) {
+        tile::sync_block();  // dS of all warps is there
+        dq.multiply(ds_tile, k_tile, max_of(visible.begin - key0, 0) / 16 * 16,
+                    round_up(min_of(visible.end - key0, kKeys), 16));
+        dq.store(dq_rows, visit.head, q0, static_cast<i32>(p.lq), ctx.scale, key_tile, visible);
       }
     };
     stream_tiles(params.stages, visits, find, load, compute);
+    if constexpr (kWantDq) dq.hand_over();
 
     const auto store = [&](const auto& gradient, void* to, i64 width, f32 factor) {
       const auto result = result_rows(static_cast<T*>(to), batch, p.lkv, p.hkv, width);

@@ -20,6 +20,13 @@ struct BackwardParams {
   float* dscale_rows;
   // [B, Hq, Lq] pairs that the row-terms kernel writes and the others read.
   float* row_terms;
+  // One-kernel form (backward_dq.h), else null. [B, Hq, query tiles] of: a tile of sums, and a
+  // counter for each warp of a block; and the counter that blocks take their number from.
+  float* dq_sums;
+  u32* turns;
+  u32* ticket;
+  i32 tile_rows;       // query rows of a tile
+  i32 turns_per_tile;  // counters of a tile
   i32 stages;
 };
 

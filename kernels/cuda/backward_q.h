@@ -29,7 +29,8 @@ struct BackwardQ {
   static constexpr int kSlots = Scores::kRowSlots;
 
   static int smem_bytes(const Params& params) {
-    return static_cast<int>(backward_shared_bytes(kShape, sizeof(T), D, DV, params.stages));
+    return static_cast<int>(
+        backward_shared_bytes(kShape, BackwardForm::kTwoKernels, sizeof(T), D, DV, params.stages));
   }
 
   ATTENTION_DEVICE static void run(const Params& params, tile::Smem& smem) {

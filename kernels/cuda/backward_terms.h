@@ -44,6 +44,29 @@ struct BackwardTerms {
     if (tile::lane_index() == 0) {
       tile::global_store(params.row_terms + 2 * ((b * p.hq + h) * p.lq + i), terms);
     }
+    if (params.turns) prepare_one_kernel(params, b, h, static_cast<i32>(i));
+  }
+
+ private:
+  // What the one-kernel form (backward_dq.h) finds before it starts: counters at zero, and zeros in
+  // the rows of dq of query tiles that no key tile visits. Done here, a launch is saved.
+  ATTENTION_DEVICE static void prepare_one_kernel(const Params& params, i64 b, i64 h, i32 i) {
+    const Problem& p = params.problem;
+    const i32 step = params.tile_rows;
+    const i32 tile_row = i % step;
+    const int lane = tile::lane_index();
+    const i64 tile_index = (b * p.hq + h) * ceil_div<i64>(p.lq, step) + i / step;
+    if (tile_row == 0 && lane < params.turns_per_tile) {
+      tile::global_store(params.turns + tile_index * params.turns_per_tile + lane, 0u);
+    }
+    if (tile_index == 0 && tile_row == 0 && lane == 0) tile::global_store(params.ticket, 0u);
+    const RowMask mask = row_mask(p, b);
+    const i32 first = i - tile_row;
+    if (!keys_of_rows(mask, Range{first, min_of(first + step, mask.q_len)}).empty()) return;
+    T* row = static_cast<T*>(params.dq) + ((b * p.lq + i) * p.hq + h) * p.d;
+    for (i32 col = lane; col < p.d; col += tile::kWarpSize) {
+      tile::global_store(row + col, tile::from_f32<T>(0.f));
+    }
   }
 };
 

@@ -28,15 +28,22 @@ Status launch_gradients(const BackwardLaunch& call) {
   constexpr i64 kTile = 16 * backward_shape(sizeof(T), D).warps;
   const i64 key_blocks = ceil_div(p.lkv, kTile) * p.hkv * p.batch;
   const i64 row_blocks = ceil_div(p.lq, kTile) * p.hq * p.batch;
+  if constexpr (!kGeneral && backward_has_one_kernel(sizeof(T), D)) {
+    if (call.form == BackwardForm::kOneKernel) {
+      return launch_blocks<BackwardKv<T, kProducts, D, DV, false, true, true, true>>(key_blocks,
+                                                                                     call);
+    }
+  }
   Status status;
   if constexpr (backward_shape(sizeof(T), D).joint) {
-    status = launch_blocks<BackwardKv<T, kProducts, D, DV, kGeneral, true, true>>(key_blocks, call);
+    status = launch_blocks<BackwardKv<T, kProducts, D, DV, kGeneral, true, true, false>>(key_blocks,
+                                                                                         call);
   } else {
-    status =
-        launch_blocks<BackwardKv<T, kProducts, D, DV, kGeneral, true, false>>(key_blocks, call);
+    status = launch_blocks<BackwardKv<T, kProducts, D, DV, kGeneral, true, false, false>>(
+        key_blocks, call);
     if (!status.ok()) return status;
-    status =
-        launch_blocks<BackwardKv<T, kProducts, D, DV, kGeneral, false, true>>(key_blocks, call);
+    status = launch_blocks<BackwardKv<T, kProducts, D, DV, kGeneral, false, true, false>>(
+        key_blocks, call);
   }
   if (!status.ok()) return status;
   return launch_blocks<BackwardQ<T, kProducts, D, DV, kGeneral>>(row_blocks, call);

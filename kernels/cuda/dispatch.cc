@@ -146,16 +146,30 @@ Status backward(const BackwardArgs& args, Stream stream) {
   if (unit == nullptr || unit->backward == nullptr) return missing_unit("backward", p);
   Device device;
   if (Status status = current_device(&device); !status.ok()) return status;
-  const i64 needed = backward_workspace_bytes(p.batch, p.lq, p.hq);
-  if (args.workspace_bytes < needed) {
-    return Status::error("attention backward: needs %lld bytes of workspace, got %lld",
-                         static_cast<long long>(needed),
-                         static_cast<long long>(args.workspace_bytes));
-  }
-
+  const int size = size_of(p.dtype);
   BackwardLaunch call{};
   call.lean = is_lean(p) && !args.dslopes_rows && !args.dscale_rows;
   call.stream = stream;
+  const i64 block_q = args.tuning.block_q;
+  const bool has_one_kernel = backward_has_one_kernel(size, bucket.d);
+  if (has_one_kernel && block_q == backward_block_q(BackwardForm::kOneKernel, size, bucket)) {
+    call.form = BackwardForm::kOneKernel;
+  } else if (block_q == backward_block_q(BackwardForm::kTwoKernels, size, bucket)) {
+    call.form = BackwardForm::kTwoKernels;
+  } else {
+    return Status::error("attention backward: block_q got %lld; allowed: what was planned",
+                         static_cast<long long>(block_q));
+  }
+  // The planner does not see the sign of the scale, of which the lean variant alone asks. Without
+  // rows or keys nothing would set the counters, or write dq.
+  if (!call.lean || p.lq == 0 || p.lkv == 0) call.form = BackwardForm::kTwoKernels;
+  const BackwardWorkspace workspace =
+      backward_workspace(call.form, p.batch, p.lq, p.lkv, p.hq, size, bucket);
+  if (args.workspace_bytes < workspace.bytes) {
+    return Status::error("attention backward: needs %lld bytes of workspace, got %lld",
+                         static_cast<long long>(workspace.bytes),
+                         static_cast<long long>(args.workspace_bytes));
+  }
   BackwardParams& params = call.params;
   params.problem = p;
   params.out = args.out;
@@ -168,8 +182,16 @@ Status backward(const BackwardArgs& args, Stream stream) {
   params.dbias = p.bias.data ? args.dbias : nullptr;
   params.dslopes_rows = args.dslopes_rows;
   params.dscale_rows = args.dscale_rows;
-  params.row_terms = static_cast<float*>(args.workspace);
-  params.stages = backward_stages(size_of(p.dtype), bucket, device.shared_memory);
+  char* start = static_cast<char*>(args.workspace);
+  params.row_terms = reinterpret_cast<float*>(start + workspace.row_terms);
+  if (call.form == BackwardForm::kOneKernel) {
+    params.dq_sums = reinterpret_cast<float*>(start + workspace.dq_sums);
+    params.turns = reinterpret_cast<u32*>(start + workspace.turns);
+    params.ticket = reinterpret_cast<u32*>(start + workspace.ticket);
+    params.tile_rows = static_cast<i32>(block_q);
+    params.turns_per_tile = backward_shape(size, bucket.d).warps;
+  }
+  params.stages = backward_stages(call.form, size, bucket, device.shared_memory);
   if (params.stages == 0) {
     return Status::error(
         "attention backward: the device offers a block only %lld bytes of shared "

@@ -92,12 +92,32 @@ int plan_forward(const PlanRequest& r, HeadBucket bucket, int size, PlanResult* 
 }
 
 int plan_backward(const PlanRequest& r, HeadBucket bucket, int size, PlanResult* result) {
-  // The block sizes of a call are those of its forward pass; the backward kernels have their own.
   const BackwardShape shape = backward_shape(size, bucket.d);
-  result->block_q = 16 * shape.warps;
+  const bool aligned = r.d * size % 16 == 0 && r.dv * size % 16 == 0;
+  const bool lean = (r.features & ~kLeanFeatures) == 0 && aligned;
+  const i64 two = backward_block_q(BackwardForm::kTwoKernels, size, bucket);
+  const i64 one = backward_block_q(BackwardForm::kOneKernel, size, bucket);
+  const bool has_one = lean && backward_has_one_kernel(size, bucket.d);
+  BackwardForm form = BackwardForm::kTwoKernels;
+  if (r.block_q == 0) {
+    const i64 multiprocessors = r.sm_count > 0 ? r.sm_count : kUnknownMultiprocessors;
+    if (has_one) {
+      form = backward_form(r.lq, r.lkv, r.hq / r.hkv, size, bucket, multiprocessors);
+    }
+  } else if (has_one && r.block_q == one) {
+    form = BackwardForm::kOneKernel;
+  } else if (r.block_q != two) {
+    return has_one ? refuse(result, "block_q of a gradient: got %lld; allowed: %lld, %lld",
+                            static_cast<long long>(r.block_q), static_cast<long long>(one),
+                            static_cast<long long>(two))
+                   : refuse(result, "block_q of a gradient: got %lld; allowed: %lld",
+                            static_cast<long long>(r.block_q), static_cast<long long>(two));
+  }
+  result->block_q = backward_block_q(form, size, bucket);
   result->block_k = 16 * shape.warps;
   result->num_splits = 1;
-  result->workspace_bytes = backward_workspace_bytes(r.batch, r.lq, r.hq);
+  result->workspace_bytes =
+      backward_workspace(form, r.batch, r.lq, r.lkv, r.hq, size, bucket).bytes;
   return 0;
 }
 

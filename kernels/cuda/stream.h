@@ -44,8 +44,8 @@ class VisitRing {
 // calls compute(visit, stage), until find() returns a visit of no tile.
 //   1 to 3 stages: `stages - 1` tiles are in flight while one is computed. Each turn closes one
 // group of copies, an empty one at the end, so that waiting for all but `stages - 2` groups always
-// means "this tile has landed". The first turns only start copies. compute() may not contain a
-// barrier of the block.
+// means "this tile has landed". The first turns only start copies. A barrier of
+// the block inside compute() has to be reached by all its threads.
 template <typename Find, typename Load, typename Compute>
 ATTENTION_DEVICE void stream_tiles(i32 stages, const VisitRing& visits, Find find, Load load,
                                    Compute compute) {

@@ -21,6 +21,7 @@ struct ForwardLaunch {
 struct BackwardLaunch {
   BackwardParams params;
   bool lean;
+  BackwardForm form;
   void* stream;
 };
 

@@ -17,12 +17,14 @@ struct Failure {};
 
 }  // namespace
 
-Block::Block(const Program& program, const Options& options, u32 launch)
+Block::Block(const Program& program, const Options& options, u32 launch, GridOrder* order)
     : program_(program),
       options_(options),
       launch_(launch),
+      order_(order),
       warp_count_(program.threads / kWarp),
       warps_(static_cast<std::size_t>(warp_count_)),
+      other_blocks_(static_cast<std::size_t>(warp_count_)),
       shared_(program.smem_bytes, warp_count_, options.checked) {
   for (int t = 0; t < program.threads; ++t) {
     auto thread = std::make_unique<Thread>();
@@ -44,6 +46,8 @@ void Block::start(u64 index) {
   coordinates_[2] = static_cast<u32>(index / program_.grid[0] / program_.grid[1]);
   report_.clear();
   failed_ = false;
+  yields_ = false;
+  for (OtherBlocks& known : other_blocks_) known = OtherBlocks();
   live_ = program_.threads;
   // splitmix64 of seed and index: every block of a random schedule has an order of its own, on any
   // host thread.
@@ -145,12 +149,19 @@ Outcome Block::run() {
   for (;;) {
     int w = 0, l = 0;
     if (!pick(&w, &l)) {
+      if (yields_) {
+        yields_ = false;
+        return Outcome::kWaiting;
+      }
       // Only waiting for other blocks can end by itself: look again.
       bool any = false;
       for (std::size_t i = 0; i < warps_.size(); ++i) {
         for (u32 mask = warps_[i].spinning; mask != 0; mask &= mask - 1) {
           Thread& t = *threads_[i * kWarp + static_cast<std::size_t>(lowest(mask))];
-          if (__atomic_load_n(t.awaited, __ATOMIC_ACQUIRE) != t.awaited_value) continue;
+          if (t.awaited != nullptr &&
+              __atomic_load_n(t.awaited, __ATOMIC_ACQUIRE) != t.awaited_value) {
+            continue;
+          }
           t.awaited = nullptr;
           warps_[i].spinning &= ~(1u << t.lane);
           warps_[i].runnable |= 1u << t.lane;
@@ -334,6 +345,7 @@ void Block::arrive_at_barrier(int warp_index, int id, int threads, bool predicat
   barrier.arrived += kWarp;
   barrier.any = barrier.any || predicate;
   barrier.clock.join(shared_.clock(warp_index), warp_count_);
+  barrier.other_blocks.join(other_blocks_[static_cast<std::size_t>(warp_index)]);
   if (!waits) shared_.advance(warp_index);
   if (waits) {
     barrier.warps |= 1u << warp_index;
@@ -352,6 +364,7 @@ void Block::release_barrier(Barrier& barrier) {
     const int w = lowest(mask);
     Warp& warp = warps_[static_cast<std::size_t>(w)];
     shared_.clock(w).join(barrier.clock, warp_count_);
+    other_blocks_[static_cast<std::size_t>(w)].join(barrier.other_blocks);
     shared_.advance(w);
     warp.waits_at = -1;
     warp.runnable = kFullMask;
@@ -382,13 +395,57 @@ void Block::arrive(int id, int threads) {
   collective(Collective::kArrive, static_cast<u32>(id) | static_cast<u32>(threads) << 8, &operands);
 }
 
+// ---- between blocks ----
+
 void Block::wait_until_equal(const u32* p, u32 value) {
-  if (__atomic_load_n(p, __ATOMIC_ACQUIRE) == value) return;
-  Thread& me = *current_;
-  me.awaited = p;
-  me.awaited_value = value;
-  warps_[static_cast<std::size_t>(me.warp)].spinning |= 1u << me.lane;
+  if (__atomic_load_n(p, __ATOMIC_ACQUIRE) != value) {
+    Thread& me = *current_;
+    me.awaited = p;
+    me.awaited_value = value;
+    warps_[static_cast<std::size_t>(me.warp)].spinning |= 1u << me.lane;
+    block_current();
+  }
+  acquire_order(p);
+}
+
+void Block::store_release(u32* p, u32 value) {
+  if (options_.checked) order_->release(p, released_order());
+  __atomic_store_n(p, value, __ATOMIC_RELEASE);
+  if (options_.schedule == Schedule::kForward) return;
+  // Whoever waits for it goes on before this thread does: blocks run interleaved.
+  yields_ = true;
+  warps_[static_cast<std::size_t>(current_->warp)].spinning |= 1u << current_->lane;
   block_current();
+}
+
+u32 Block::atomic_add(u32* p, u32 value) {
+  if (options_.checked) {
+    order_->exchange(p, released_order(), &other_blocks_[static_cast<std::size_t>(current_->warp)]);
+  }
+  return __atomic_fetch_add(p, value, __ATOMIC_ACQ_REL);
+}
+
+void Block::acquire_order(const u32* p) {
+  if (!options_.checked) return;
+  order_->acquire(p, &other_blocks_[static_cast<std::size_t>(current_->warp)]);
+}
+
+// What the current thread hands on: all that its warp knows, and of its own warp what came before
+// the last barrier or sync_warp, which is what all lanes agree on.
+OtherBlocks Block::released_order() {
+  const int warp = current_->warp;
+  OtherBlocks known = other_blocks_[static_cast<std::size_t>(warp)];
+  VectorClock clock = shared_.clock(warp);
+  if (clock.at[warp] > 0) --clock.at[warp];
+  known.join(index_, clock);
+  return known;
+}
+
+bool Block::comes_after(u64 block, int warp, u32 clock) const {
+  const int me = current_->warp;
+  if (block != index_)
+    return other_blocks_[static_cast<std::size_t>(me)].covers(block, warp, clock);
+  return warp == me || clock <= shared_.clock(me).at[warp];
 }
 
 // ---- asynchronous copies ----

@@ -10,6 +10,7 @@
 #include "kernels/emulator/device.h"
 #include "kernels/emulator/emulator.h"
 #include "kernels/emulator/fiber.h"
+#include "kernels/emulator/grid_order.h"
 #include "kernels/emulator/launch.h"
 #include "kernels/emulator/shared_memory.h"
 
@@ -93,6 +94,7 @@ struct Barrier {
   bool result = false;
   u32 warps = 0;  // that wait
   VectorClock clock;
+  OtherBlocks other_blocks;
 };
 
 enum class Outcome { kFinished, kWaiting, kFailed };
@@ -100,8 +102,8 @@ enum class Outcome { kFinished, kWaiting, kFailed };
 // Runs one block at a time; reused for many.
 class Block {
  public:
-  // launch: number of the run, for the checks of global memory.
-  Block(const Program& program, const Options& options, u32 launch);
+  // launch: number of the run, for the checks of global memory. order: of the run's blocks.
+  Block(const Program& program, const Options& options, u32 launch, GridOrder* order);
 
   // Prepares block `index` (x fastest).
   void start(u64 index);
@@ -123,12 +125,20 @@ class Block {
   void collective(Collective kind, u32 detail, void* operands);
   bool barrier(int id, int threads, bool predicate);
   void arrive(int id, int threads);
+  // Synchronisation with other blocks through a counter. Each may let other blocks go first.
   void wait_until_equal(const u32* p, u32 value);
+  void store_release(u32* p, u32 value);
+  u32 atomic_add(u32* p, u32 value);
   void issue_copy(const PendingCopy& copy);
   void commit_copies();
   void wait_copies(int pending);
   [[noreturn]] void fail(const std::string& what);
   SharedMemory& shared() { return shared_; }
+  // Whether an access of another warp, made at that warp's time `clock`, happened before whatever
+  // the current thread does now.
+  bool comes_after(u64 block, int warp, u32 clock) const;
+  u64 index() const { return index_; }
+  u32 clock_of_warp() { return shared_.clock(current_->warp).at[current_->warp]; }
   // Notes a shared access of the current thread for the bank-conflict counters.
   void log_access(const void* site, const void* p, int bytes);
   std::string where() const;  // "block (x, y, z), thread t"
@@ -137,6 +147,8 @@ class Block {
   static void thread_main(void* thread);
   void finish_thread();
   void block_current();
+  void acquire_order(const u32* p);
+  OtherBlocks released_order();
   bool pick(int* warp, int* lane);
   void switch_to(Thread& next);
   void execute(Warp& warp);
@@ -149,11 +161,13 @@ class Block {
   const Program& program_;
   const Options& options_;
   const u32 launch_;
+  GridOrder* order_;
   u64 index_ = 0;
   u32 coordinates_[3] = {0, 0, 0};
   int warp_count_;
   std::vector<std::unique_ptr<Thread>> threads_;
   std::vector<Warp> warps_;
+  std::vector<OtherBlocks> other_blocks_;  // that each warp knows of
   Barrier barriers_[kMaxBarriers];
   Fiber host_;
   Thread* current_ = nullptr;
@@ -161,6 +175,7 @@ class Block {
   int live_ = 0;
   bool failed_ = false;
   bool moved_ = false;
+  bool yields_ = false;  // a thread lets other blocks go first
   std::string report_;
   u64 random_state_ = 1;
   SharedMemory shared_;

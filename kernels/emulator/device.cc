@@ -36,11 +36,11 @@ void check_shared_write(const void* p, int bytes) {
 }
 
 void check_global_read(const void* p, int bytes, bool constant) {
-  require(GlobalMemory::instance().read(p, bytes, constant, block().launch()));
+  require(GlobalMemory::instance().read(p, bytes, constant, block()));
 }
 
 void check_global_write(void* p, int bytes) {
-  require(GlobalMemory::instance().write(p, bytes, block().launch()));
+  require(GlobalMemory::instance().write(p, bytes, block()));
 }
 
 void* shared_take(int index, int bytes, int used) {
@@ -104,7 +104,7 @@ void barrier_arrive(int id, int threads) { block().arrive(id, threads); }
 u32 atomic_add(u32* p, u32 x) {
   require_aligned(p, 4, "atomic");
   if (self().checked) require(GlobalMemory::instance().atomic(p));
-  return __atomic_fetch_add(p, x, __ATOMIC_ACQ_REL);
+  return block().atomic_add(p, x);
 }
 
 void fence_grid() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
@@ -112,7 +112,7 @@ void fence_grid() { __atomic_thread_fence(__ATOMIC_SEQ_CST); }
 void store_release(u32* p, u32 x) {
   require_aligned(p, 4, "store");
   if (self().checked) require(GlobalMemory::instance().atomic(p));
-  __atomic_store_n(p, x, __ATOMIC_RELEASE);
+  block().store_release(p, x);
 }
 
 void wait_until_equal(const u32* p, u32 x) {

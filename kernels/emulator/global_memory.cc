@@ -3,6 +3,8 @@
 
 #include <algorithm>
 
+#include "kernels/emulator/block.h"
+
 namespace attention::emulator {
 
 GlobalMemory& GlobalMemory::instance() {
@@ -34,6 +36,10 @@ void GlobalMemory::add(const Session* session, const std::string& name, const vo
   if (access != Access::kInput) {
     buffer->written = std::make_unique<std::atomic<u32>[]>(bytes);
     for (u64 i = 0; i < bytes; ++i) buffer->written[i].store(0, std::memory_order_relaxed);
+  }
+  if (access == Access::kWorkspace) {
+    buffer->writers.resize(bytes / 4 + 1);
+    buffer->readers.resize(bytes / 4 + 1);
   }
   std::lock_guard<std::mutex> lock(mutex_);
   buffers_.push_back(std::move(buffer));
@@ -71,9 +77,39 @@ GlobalMemory::Buffer* GlobalMemory::find(const void* p, int bytes, std::string* 
   return nullptr;
 }
 
-std::string GlobalMemory::read(const void* p, int bytes, bool constant, u32 launch) {
+std::string GlobalMemory::check_order(Buffer& buffer, const char* p, int bytes, bool write,
+                                      Block& block) {
+  const auto first = static_cast<std::size_t>(p - buffer.begin) / 4;
+  const auto last = static_cast<std::size_t>(p - buffer.begin + bytes - 1) / 4;
+  const Stamp now{block.launch(), block.clock_of_warp(), block.index(), block.current().warp};
+  const auto race = [&](const Stamp& earlier, const char* what, std::size_t word) {
+    if (earlier.launch != now.launch ||
+        block.comes_after(earlier.block, earlier.warp, earlier.clock)) {
+      return std::string();
+    }
+    return std::string("race between warps of the grid: ") + (write ? "write to" : "read of") +
+           " byte " + std::to_string(4 * word) + " of " + buffer.name + ", " + what + " by warp " +
+           std::to_string(earlier.warp) + " of block " + std::to_string(earlier.block) +
+           " and not handed over";
+  };
+  std::lock_guard<std::mutex> lock(buffer.mutex);
+  for (std::size_t word = first; word <= last; ++word) {
+    if (std::string wrong = race(buffer.writers[word], "written", word); !wrong.empty()) {
+      return wrong;
+    }
+    if (!write) {
+      buffer.readers[word] = now;
+      continue;
+    }
+    if (std::string wrong = race(buffer.readers[word], "read", word); !wrong.empty()) return wrong;
+    buffer.writers[word] = now;
+  }
+  return {};
+}
+
+std::string GlobalMemory::read(const void* p, int bytes, bool constant, Block& block) {
   std::string wrong;
-  const Buffer* b = find(p, bytes, &wrong);
+  Buffer* b = find(p, bytes, &wrong);
   if (b == nullptr || b->access == Access::kInput) return wrong;
   const char* begin = static_cast<const char*>(p);
   const std::string place = "byte " + std::to_string(begin - b->begin) + " of " + b->name;
@@ -81,14 +117,14 @@ std::string GlobalMemory::read(const void* p, int bytes, bool constant, u32 laun
   for (int i = 0; i < bytes; ++i) {
     const u32 writer = b->written[begin - b->begin + i].load(std::memory_order_acquire);
     if (writer == 0) return "read of " + place + ", which nothing has written";
-    if (constant && writer == launch) {
+    if (constant && writer == block.launch()) {
       return "global_load_constant of " + place + ", which the same grid has written";
     }
   }
-  return {};
+  return check_order(*b, begin, bytes, false, block);
 }
 
-std::string GlobalMemory::write(const void* p, int bytes, u32 launch) {
+std::string GlobalMemory::write(const void* p, int bytes, Block& block) {
   std::string wrong;
   Buffer* b = find(p, bytes, &wrong);
   if (b == nullptr) return wrong;
@@ -96,10 +132,12 @@ std::string GlobalMemory::write(const void* p, int bytes, u32 launch) {
   const std::string place = "byte " + std::to_string(begin - b->begin) + " of " + b->name;
   if (b->access == Access::kInput) return "write to " + place + ", which is an input";
   for (int i = 0; i < bytes; ++i) {
-    const u32 before = b->written[begin - b->begin + i].exchange(launch, std::memory_order_acq_rel);
+    const u32 before =
+        b->written[begin - b->begin + i].exchange(block.launch(), std::memory_order_acq_rel);
     if (before != 0 && b->access == Access::kOutput) return place + " is written twice";
   }
-  return {};
+  return b->access == Access::kWorkspace ? check_order(*b, begin, bytes, true, block)
+                                         : std::string();
 }
 
 std::string GlobalMemory::atomic(const void* p) {

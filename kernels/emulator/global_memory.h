@@ -13,6 +13,8 @@
 
 namespace attention::emulator {
 
+class Block;
+
 class GlobalMemory {
  public:
   static GlobalMemory& instance();
@@ -25,9 +27,9 @@ class GlobalMemory {
 
   // Each returns an empty string, or what is wrong with the access. Called by several host threads
   // at once.
-  // `launch` numbers the run that the access belongs to.
-  std::string read(const void* p, int bytes, bool constant, u32 launch);
-  std::string write(const void* p, int bytes, u32 launch);
+  // `block` makes the access, in its current thread.
+  std::string read(const void* p, int bytes, bool constant, Block& block);
+  std::string write(const void* p, int bytes, Block& block);
   std::string atomic(const void* p);
   // Host-side memset: makes workspace bytes readable.
   void zeroed(const void* p, u64 bytes);
@@ -35,6 +37,12 @@ class GlobalMemory {
   u32 next_launch() { return ++launches_; }
 
  private:
+  struct Stamp {
+    u32 launch = 0;  // 0: none
+    u32 clock = 0;
+    u64 block = 0;
+    int warp = 0;
+  };
   struct Buffer {
     const Session* session;
     std::string name;
@@ -43,11 +51,17 @@ class GlobalMemory {
     Access access;
     // The launch that wrote each byte last, 0 if none did; no entries for inputs.
     std::unique_ptr<std::atomic<u32>[]> written;
+    // Workspaces: the latest accesses of each 4 bytes, for races between the warps of a grid. Of
+    // several readers the latest alone is remembered.
+    std::mutex mutex;  // of both
+    std::vector<Stamp> writers, readers;
   };
 
   static constexpr u32 kHost = ~u32{0};
 
   Buffer* find(const void* p, int bytes, std::string* wrong);
+  static std::string check_order(Buffer& buffer, const char* p, int bytes, bool write,
+                                 Block& block);
 
   std::atomic<u32> launches_{0};
   // Guards changes; runs only read the list, and sessions do not change during one.

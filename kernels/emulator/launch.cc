@@ -2,10 +2,12 @@
 // Runs the blocks of a grid on host threads.
 #include "kernels/emulator/launch.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstring>
 #include <memory>
 #include <mutex>
+#include <random>
 #include <string>
 #include <thread>
 #include <vector>
@@ -88,6 +90,7 @@ class Grid {
   const Program& program_;
   const Options& options_;
   const u64 blocks_;
+  GridOrder order_;
   const u32 launch_ = GlobalMemory::instance().next_launch();
   std::atomic<u64> next_{0};
   std::atomic<u64> progress_{0};
@@ -100,12 +103,14 @@ class Grid {
 void Grid::work(std::size_t host_thread) {
   std::vector<std::unique_ptr<Block>> spare;
   std::vector<std::unique_ptr<Block>> waiting;
+  std::mt19937_64 random(options_.seed + host_thread);
   const auto limit = static_cast<std::size_t>(options_.max_waiting_blocks);
   while (!stop_) {
     Outcome outcome = Outcome::kFinished;
     const u64 index = waiting.size() < limit && next_ < blocks_ ? next_.fetch_add(1) : blocks_;
     if (index < blocks_) {
-      if (spare.empty()) spare.push_back(std::make_unique<Block>(program_, options_, launch_));
+      if (spare.empty())
+        spare.push_back(std::make_unique<Block>(program_, options_, launch_, &order_));
       Block& block = *spare.back();
       block.start(options_.reverse_blocks ? blocks_ - 1 - index : index);
       advance(block, &outcome);
@@ -119,6 +124,11 @@ void Grid::work(std::size_t host_thread) {
     set_stuck(host_thread, kMoving);
     const u64 seen = progress_;
     bool moved = false;
+    if (options_.schedule == Schedule::kRandom) {
+      std::shuffle(waiting.begin(), waiting.end(), random);
+    } else if (options_.schedule == Schedule::kReverse) {
+      std::reverse(waiting.begin(), waiting.end());
+    }
     for (std::size_t i = 0; i < waiting.size() && !stop_;) {
       moved = advance(*waiting[i], &outcome) || moved;
       if (outcome == Outcome::kWaiting) {

@@ -54,6 +54,7 @@ class SharedMemory {
   // Later accesses of the warp are no longer covered by what it has released so far.
   void advance(int warp) { ++clock_[warp].at[warp]; }
   VectorClock& clock(int warp) { return clock_[warp]; }
+  const VectorClock& clock(int warp) const { return clock_[warp]; }
   int warps() const { return warps_; }
 
  private:

@@ -225,6 +225,12 @@ def _compiled(backend, static, operation, extra, treedef, avals):
     return compiled
 
 
+def forget() -> None:
+    """Drops every compiled program, so that the next call is planned anew."""
+    jax.clear_caches()
+    _compiled.cache_clear()
+
+
 def compile_problem(problem: Problem, backend: Backend, operation="forward", *args, **extra):
     """The compiled program and its arguments.
 

@@ -90,4 +90,32 @@ ATTENTION_DEVICE void signal_turn(u32* turn, u32 next) {
   }
 }
 
+// The same two for a warp on its own, where what is handed over was written by this warp alone and
+// is read by one warp: no barrier of the block. Called by the whole warp.
+ATTENTION_DEVICE void wait_turn_of_warp(const u32* turn, u32 mine) {
+#if ATTENTION_ON_GPU
+  // Every lane acquires by itself; the address is the same, so it is one access.
+  u32 now;
+  do {
+    asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
+  } while (now != mine);
+#else
+  emulator::wait_until_equal(turn, mine);
+#endif
+  sync_warp();
+}
+
+ATTENTION_DEVICE void signal_turn_of_warp(u32* turn, u32 next) {
+  // Orders the stores of all lanes before the release, which covers what came before it in this
+  // sense (PTX ISA, "causality order").
+  sync_warp();
+  if (lane_index() == 0) {
+#if ATTENTION_ON_GPU
+    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(turn), "r"(next) : "memory");
+#else
+    emulator::store_release(turn, next);
+#endif
+  }
+}
+
 }  // namespace attention::tile

@@ -2,6 +2,9 @@
 // The planner: pure functions, so every rule of theirs is checked on numbers.
 #include "kernels/common/planner.h"
 
+#include <random>
+
+#include "kernels/common/mask.h"
 #include "kernels/cuda/attention.h"
 #include "tests/native/check/check.h"
 
@@ -51,7 +54,11 @@ TEST(every_kernel_fits_the_smallest_shared_memory) {
   EXPECT(limit == 99 * 1024);
   for (const HeadBucket& bucket : kHeadBuckets) {
     for (const int size : {2, 4}) {
-      EXPECT(backward_stages(size, bucket, limit) >= 1);
+      EXPECT(backward_stages(BackwardForm::kTwoKernels, size, bucket, limit) >= 1);
+      if (backward_has_one_kernel(size, bucket.d)) {
+        // Two: its barriers leave no other work to hide a copy behind.
+        EXPECT(backward_stages(BackwardForm::kOneKernel, size, bucket, limit) == 2);
+      }
       EXPECT(bias_shared_bytes(bias_shape(size, bucket.d), size, bucket.d, bucket.dv) <= limit);
       for (const int rows : {16, 64, 128}) {
         if (rows == 128 && !forward_has_128_rows(size, bucket.d)) continue;
@@ -110,10 +117,100 @@ TEST(explicit_splits_are_kept_up_to_the_number_of_tiles) {
   }
 }
 
-TEST(backward_workspace_is_two_floats_a_row) {
-  PlanRequest r = request_of(100, 200, 8, 2, 64);
+PlanRequest backward_request(i64 lq, i64 lkv, i64 hq, i64 hkv, i64 d) {
+  PlanRequest r = request_of(lq, lkv, hq, hkv, d);
   r.operation = static_cast<i32>(Operation::kBackward);
+  return r;
+}
+
+TEST(backward_workspace_of_two_kernels_is_two_floats_a_row) {
+  PlanRequest r = backward_request(100, 200, 8, 2, 64);
+  r.block_q = 128;
   EXPECT(planned(r).workspace_bytes == 100 * 8 * 8);
+}
+
+// Beside the row terms: sums of dQ in whole tiles, a counter a warp and tile, and the ticket.
+TEST(backward_workspace_of_one_kernel) {
+  PlanRequest r = backward_request(100, 200, 8, 2, 64);
+  r.block_q = 64;
+  const i64 sums = 8 * 128 * 64 * 4;
+  const i64 rest = 100 * 8 * 8 + 8 * 2 * 8 * 4 + 4;
+  EXPECT(planned(r).workspace_bytes == sums + rest);
+  // One block that sees all keys adds to nothing.
+  r.lkv = 128;
+  EXPECT(planned(r).workspace_bytes == rest);
+  // Linear in the batch, which an export with a symbolic one relies on.
+  r.lkv = 200;
+  const i64 one = planned(r).workspace_bytes;
+  r.batch = 2;
+  const i64 two = planned(r).workspace_bytes;
+  r.batch = 1000;
+  EXPECT(planned(r).workspace_bytes == one + 999 * (two - one));
+}
+
+TEST(one_kernel_runs_where_it_exists_and_nobody_waits_long) {
+  const auto rows = [](const PlanRequest& r) { return planned(r).block_q; };
+  for (const i64 length : {1, 100, 128, 1000, 4096, 100000}) {
+    EXPECT(rows(backward_request(length, length, 8, 2, 64)) == 64);
+    EXPECT(rows(backward_request(length, length, 8, 8, 128)) == 32);
+  }
+  EXPECT(planned(backward_request(100, 100, 8, 2, 64)).block_k == 128);
+  // A few queries and many keys: every block would wait for all before it.
+  EXPECT(rows(backward_request(64, 65536, 8, 8, 64)) == 128);
+  EXPECT(rows(backward_request(64, 64, 8, 8, 64)) == 64);
+  // No row, no key: nobody would write dq.
+  EXPECT(rows(backward_request(0, 64, 8, 8, 64)) == 128);
+  EXPECT(rows(backward_request(64, 0, 8, 8, 64)) == 128);
+  // Not in this variant, type, head dim, row length.
+  PlanRequest r = backward_request(1000, 1000, 8, 2, 64);
+  r.features =
+      kFeatureCausal | kFeatureBottomRight | kFeatureWindow | kFeatureQLengths | kFeatureKvLengths;
+  EXPECT(rows(r) == 64);
+  r.features = kFeatureSegments;
+  EXPECT(rows(r) == 128);
+  r.block_q = 64;
+  EXPECT_CONTAINS(refusal(r), "block_q of a gradient: got 64; allowed: 128");
+  r = backward_request(1000, 1000, 8, 2, 64);
+  r.block_q = 48;
+  EXPECT_CONTAINS(refusal(r), "block_q of a gradient: got 48; allowed: 64, 128");
+  r.block_q = 0;
+  r.dtype = static_cast<i32>(DType::kFloat32);
+  EXPECT(rows(r) == 128);
+  EXPECT(rows(backward_request(1000, 1000, 8, 2, 192)) == 64);
+  EXPECT(rows(backward_request(1000, 1000, 8, 2, 60)) == 128);
+  EXPECT(rows(backward_request(1000, 1000, 8, 2, 96)) == 128);
+}
+
+// The one kernel's blocks count on it: a key tile visits every query tile that says it sees the
+// tile. If one did not, its successor would wait for ever.
+TEST(key_tiles_visit_all_query_tiles_that_count_on_them) {
+  std::mt19937 random(1);
+  const auto up_to = [&](i32 n) { return static_cast<i32>(random() % static_cast<u32>(n + 1)); };
+  constexpr i32 kRows = 4, kKeys = 8;
+  for (int trial = 0; trial < 20000; ++trial) {
+    RowMask m;
+    const i32 lq = 1 + up_to(40);
+    const i32 lkv = 1 + up_to(40);
+    m.q_len = up_to(lq);
+    m.kv_len = up_to(lkv);
+    m.shift = random() % 2 ? m.kv_len - m.q_len : 0;
+    m.causal = random() % 2;
+    m.window_left = up_to(12) - 1;
+    m.window_right = up_to(12) - 1;
+    for (i32 key0 = 0; key0 < lkv; key0 += kKeys) {
+      const Range keys{key0, min_of(key0 + kKeys, lkv)};
+      const Range rows = rows_of_keys(m, keys);
+      for (i32 row0 = 0; row0 < lq; row0 += kRows) {
+        const Range visible = keys_of_rows(m, Range{row0, min_of(row0 + kRows, m.q_len)});
+        const bool counts = !visible.empty() && visible.begin / kKeys <= key0 / kKeys &&
+                            key0 / kKeys <= (visible.end - 1) / kKeys;
+        const bool visits = rows.begin / kRows <= row0 / kRows &&
+                            row0 / kRows < ceil_div(rows.end, kRows) && visible.begin < keys.end &&
+                            visible.end > keys.begin;
+        EXPECT(counts == visits);
+      }
+    }
+  }
 }
 
 TEST(refusals_name_the_argument) {
@@ -159,7 +256,10 @@ TEST(launchers_refuse_what_was_not_planned) {
   BackwardArgs b;
   b.problem = f.problem;
   b.problem.batch = b.problem.lq = 1;
+  b.tuning.block_q = 128;
   EXPECT_CONTAINS(cuda::backward(b, nullptr).message(), "bytes of workspace");
+  b.tuning.block_q = 64;  // float32 has no one-kernel form
+  EXPECT_CONTAINS(cuda::backward(b, nullptr).message(), "block_q got 64");
 }
 
 }  // namespace

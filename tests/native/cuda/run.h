@@ -21,7 +21,8 @@
 namespace attention::testing {
 
 struct RunOptions {
-  Tuning tuning;
+  Tuning tuning;             // of the forward pass
+  i64 backward_block_q = 0;  // tells the forms of the backward pass apart; 0: the planner's choice
   Precision precision = Precision::kDefault;
   bool backward = true;
   emulator::Options emulator = [] {
@@ -63,9 +64,13 @@ inline PlanRequest plan_request(const Case& c, Operation operation, const RunOpt
       feature(p.alibi_slopes.data, kFeatureAlibi) | feature(p.prefix_lengths.data, kFeaturePrefix) |
       feature(p.scale_array.data, kFeatureScaleArray) |
       feature(p.block_mask.index, kFeatureBlockMask);
-  r.block_q = options.tuning.block_q;
-  r.block_k = options.tuning.block_k;
-  r.num_splits = options.tuning.num_splits;
+  if (operation == Operation::kForward) {
+    r.block_q = options.tuning.block_q;
+    r.block_k = options.tuning.block_k;
+    r.num_splits = options.tuning.num_splits;
+  } else {
+    r.block_q = options.backward_block_q;
+  }
   r.window_left = p.window_left;
   r.window_right = p.window_right;
   r.operation = static_cast<i32>(operation);
@@ -120,6 +125,7 @@ inline Run run(const Case& c, const RunOptions& options = {}) {
     r.error = plan.message;
     return r;
   }
+  b.tuning = {plan.block_q, plan.block_k, plan.num_splits};
   b.workspace = poisoned(workspace, plan.workspace_bytes);
   b.workspace_bytes = plan.workspace_bytes;
   b.out = f.out;

@@ -267,6 +267,57 @@ TEST(bug_blocks_wait_by_index_beyond_what_is_resident) {
   }
 }
 
+// Blocks add to a sum in global memory one after another, each in its own turn; what may be left
+// out shows as a race, whatever order the blocks happened to run in.
+struct Relay {
+  u32 ticket = 0, turn = 0;
+  float sum[32] = {};
+  enum class Bug { kNone, kNoWait, kNoSignal, kEarlySignal, kPlainSignal } bug;
+
+  std::string run(const Options& options) {
+    Session session;
+    session.add("counters", &ticket, 8, Access::kWorkspace);
+    session.add("sum", sum, sizeof(sum), Access::kWorkspace);
+    zero(this, sizeof(ticket) + sizeof(turn) + sizeof(sum));
+    return run_kernel<64>(options, [this](Smem& smem) { body(smem); }, 128, 6);
+  }
+
+  void body(Smem& smem) {
+    const u32 mine = tile::take_ticket(&ticket, smem.take<u32>(1));
+    // Warp 1 alone works, so that a turn of a warp is enough.
+    if (tile::warp_index() == 0) return;
+    if (bug != Bug::kNoWait) tile::wait_turn_of_warp(&turn, mine);
+    if (bug == Bug::kEarlySignal) tile::signal_turn_of_warp(&turn, mine + 1);
+    float* to = sum + tile::lane_index();
+    tile::global_store(to, tile::global_load(to)[0] + static_cast<float>(mine));
+    if (bug == Bug::kPlainSignal && tile::lane_index() == 0) tile::global_store(&turn, mine + 1);
+    if (bug == Bug::kNone || bug == Bug::kNoWait) tile::signal_turn_of_warp(&turn, mine + 1);
+  }
+};
+
+TEST(a_relay_of_warps_is_free_of_races) {
+  for (const Options& o : schedules()) {
+    Relay relay{};
+    const std::string report = relay.run(o);
+    EXPECT_THAT(report.empty(), report);
+    for (int lane = 0; lane < 32; ++lane) EXPECT(relay.sum[lane] == 15);
+  }
+}
+
+TEST(bug_in_a_relay) {
+  for (const Options& o : schedules()) {
+    for (const auto bug :
+         {Relay::Bug::kNoWait, Relay::Bug::kEarlySignal, Relay::Bug::kPlainSignal}) {
+      Relay relay{};
+      relay.bug = bug;
+      EXPECT_CONTAINS(relay.run(o), "race between warps of the grid");
+    }
+    Relay relay{};
+    relay.bug = Relay::Bug::kNoSignal;
+    EXPECT_CONTAINS(relay.run(o), "deadlock between blocks");
+  }
+}
+
 TEST(a_failed_run_leaves_nothing_behind) {
   for (int i = 0; i < 3; ++i) {
     EXPECT(!run_kernel<64>(checked_options(), [](Smem&) {
