@@ -171,9 +171,7 @@ inline std::string compare(const Expected& e, Output* o) {
   constexpr ResultKind kSum = ResultKind::kSum;
   check("dbias", o->dbias, kFloat, [](auto& r) -> auto& { return r.grad.dbias; }, kSum);
   check("dslopes", o->dslopes, kFloat, [](auto& r) -> auto& { return r.grad.dslopes_rows; }, kSum);
-  check(
-      "dscale", o->dscale, kFloat, [](auto& r) -> auto& { return r.grad.dscale_rows; },
-      ResultKind::kProductSum);
+  check("dscale", o->dscale, kFloat, [](auto& r) -> auto& { return r.grad.dscale_rows; }, kSum);
   return error;
 }
 

@@ -218,7 +218,7 @@ inline std::string compare(const Case& c, const Run& r, const RunOptions& option
   if (wrong.empty() && c.problem.scale_array.data) {
     wrong = check(
         "dscale", r.dscale, kF32, [](const Result& x) -> auto& { return x.grad.dscale_rows; },
-        ResultKind::kProductSum);
+        ResultKind::kSum);
   }
   return wrong;
 }
