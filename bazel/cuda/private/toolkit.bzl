@@ -10,6 +10,7 @@ load(":versions.bzl", "CUDA_VERSIONS", "DEFAULT_CUDA_VERSION", "cuda_version_pro
 
 def _known_architectures(rctx, nvcc):
     """Asks nvcc for the architectures that it compiles for."""
+
     # Without the user's environment: nvcc also takes options from there.
     result = rctx.execute(["env", "-i", "PATH=/usr/bin:/bin", nvcc, "--list-gpu-code"])
     if result.return_code != 0:
