@@ -13,6 +13,13 @@ import jax_ops
 _X = np.random.default_rng(0).normal(size=(2, 12, 16)).astype(np.float32)
 
 
+@pytest.fixture(autouse=True)
+def _true_float32():
+    """Flax's own attention is true float32 on a CPU; backends with tf32 are asked for the same."""
+    with jax.default_matmul_precision("highest"):
+        yield
+
+
 def _nnx(attention_fn=None, **options):
     options = {"num_heads": 4, "in_features": 16, "decode": False, "rngs": nnx.Rngs(0), **options}
     if attention_fn is not None:
