@@ -7,7 +7,7 @@ so that memory stays bounded. They differ only in arithmetic:
 * reference: everything in float64.
 * baseline: float32 accumulation and softmax; P and dS rounded to the operand precision before the
   products that consume them, as an unfused implementation of that precision would do; outputs
-  rounded to the case's dtype.
+  rounded to the case's dtype, of which the backward pass sees the output.
 
 Nothing here imports jax or jax_ops: a bug there cannot hide in its own yardstick.
 """
@@ -83,7 +83,8 @@ def attention(
                     continue
                 d_out = _head_major(cotangent[b, block, heads], arithmetic)
                 dp = d_out @ values.T
-                ds = arithmetic.product_operand(p * (dp - (p * dp).sum(-1, keepdims=True)))
+                mean = _mean_gradient(cotangent[b, block, heads], p_rounded @ values, arithmetic)
+                ds = arithmetic.product_operand(p * (dp - mean))
                 dq, dk, dv = grads
                 dq[b, block, heads] = ((ds @ keys) * real(scale)).transpose(1, 0, 2)
                 # Summed over the group and over the queries of the block in one product.
@@ -94,6 +95,18 @@ def attention(
                 dv[b, :, head] += p_rounded.reshape(flat).T @ d_out.reshape(-1, case.head_dim)
     results = (out,) if grads is None else grads
     return tuple(arithmetic.result(array) for array in results)
+
+
+def _mean_gradient(cotangent: np.ndarray, out: np.ndarray, arithmetic: Arithmetic) -> np.ndarray:
+    """sum(p * dp) over the keys as sum(cotangent * out) over the features: [heads, rows, 1].
+
+    From the rounded output, because that is what a training step keeps. Summing p * dp itself
+    would cancel exactly where one key has all the weight, which no kernel that forms dp and this
+    sum in different places can do.
+    """
+    kept = arithmetic.result(out).astype(arithmetic.accumulate)
+    given = cotangent.astype(arithmetic.accumulate).transpose(1, 0, 2)
+    return (given * kept).sum(-1, keepdims=True)
 
 
 def _head_major(array: np.ndarray, arithmetic: Arithmetic) -> np.ndarray:
