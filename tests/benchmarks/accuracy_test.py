@@ -234,3 +234,14 @@ def test_beyond_the_reference_a_part_is_judged(causal, mode, affordable, monkeyp
         wrong = [x.copy() for x in right]
         wrong[whole.names.index(name)][-1, -1, -1] *= 1.01
         assert name in made.judge(wrong, "float32").failure
+
+
+def test_the_baseline_cancels_no_better_than_a_kernel_can():
+    """The first causal row has one key: dq is 0, and both terms of it are rounded apart."""
+    case = Case("gqa", "float32", "fwd_bwd", 8, 4, 4, 4, 4, 64, True)
+    arrays = inputs.attention_inputs(case)
+    exact, *_ = reference.attention(case, *arrays)
+    arithmetic = reference.baseline_arithmetic("float32", "float32")
+    baseline, *_ = reference.attention(case, *arrays, arithmetic)
+    assert np.abs(exact[:, 0]).max() < 1e-12
+    assert 0 < np.abs(baseline[:, 0]).max() < 1e-4
