@@ -229,22 +229,13 @@ class _Plan:
             spec[slot.head] = (kv if slot.is_kv else head) or None
         return spec
 
-    def _shard(
-        self,
-        mesh: Mesh,
-        specs: Sequence[Sequence[_Axes | None]],
-        lead: Sequence[_Axes],
-        head: _Axes,
-        kv: _Axes,
-        *args: Any,
-    ) -> Any:
-        """One device's work, on its part of the arguments.
+    def _shard(self, *args: Any) -> Any:
+        """`_work_of_shard`, traced for one device, whatever mesh is set where it is compiled.
 
-        Traced for one device, whatever mesh is set where the program is compiled: with explicit
-        axes, results would be given shardings that a part does not have.
+        With explicit axes, results would be given shardings that a part does not have.
         """
         with _jax.without_mesh():
-            return self._work_of_shard(mesh, specs, lead, head, kv, *args)
+            return self._work_of_shard(*args)
 
     def _work_of_shard(
         self,
@@ -255,6 +246,7 @@ class _Plan:
         kv: _Axes,
         *args: Any,
     ) -> Any:
+        """One device's work, on its part of the arguments."""
         window = self._kv_window(mesh, head, kv)
         args = tuple(
             window.take(x, slot.head) if slot.is_kv and window else x
