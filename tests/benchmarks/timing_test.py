@@ -31,7 +31,10 @@ class Counting:
     """A stopwatch that says when it was asked."""
 
     def __init__(self, name, log):
-        self.name, self.log = name, log
+        self.name, self.log, self.settled = name, log, []
+
+    def settle(self):
+        self.settled.append(len(self.log))
 
     def sample(self):
         self.log.append(self.name)
@@ -46,10 +49,54 @@ def test_rounds_interleave_the_implementations():
     # No implementation is sampled twice before the others had their turn.
     for start in range(0, 9, 3):
         assert set(log[start : start + 3]) == set("abc")
+    # What another one left behind is not charged: an untimed call comes first, but for slow calls.
+    for name in "ab":
+        turns = [
+            at
+            for at, (before, now) in enumerate(itertools.pairwise(["", *log]))
+            if now == name != before
+        ]
+        assert watches[name].settled == turns
+    assert watches["c"].settled == []
     first = list(log)
     log.clear()
     timing.interleaved_round(watches, {"a": 5, "b": 5, "c": 3}, 1)
     assert log != first
+
+
+def test_nothing_is_left_behind_by_the_same_implementation():
+    watch = Counting("a", [])
+    timing.interleaved_round({"a": watch}, {"a": 5}, 0)
+    assert watch.settled == [0]
+
+
+class Littering:
+    """A program that leaves work for whoever runs next, on the clock of a list."""
+
+    def __init__(self, now, litter):
+        self.now, self.litter = now, litter
+
+    def stage(self, arrays):
+        return arrays
+
+    def run(self, staged):
+        self.now[0] += 0.05 + self.now[1]
+        self.now[1] = self.litter
+
+    def wait(self, outputs):
+        pass
+
+
+def test_what_another_implementation_left_behind_is_not_timed(monkeypatch):
+    now = [0.0, 0.0]
+    monkeypatch.setattr(timing.time, "perf_counter", lambda: now[0])
+    watches = {
+        name: timing.Stopwatch(Littering(now, litter), (np.ones(1),), 1, False)
+        for name, litter in (("clean", 0.0), ("littering", 0.02))
+    }
+    taken = timing.interleaved_round(watches, {"clean": 5, "littering": 5}, 0)
+    assert taken["clean"] == pytest.approx([50.0] * 5)
+    assert taken["littering"] == pytest.approx([70.0] * 5)  # it litters for itself too
 
 
 def test_quartiles_lie_within_the_round():
