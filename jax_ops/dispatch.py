@@ -9,7 +9,6 @@ that is named is used or raises; it never falls back.
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
 
 import jax
 import numpy as np
@@ -172,8 +171,3 @@ def default_platform() -> str:
     if device is None:
         return jax.default_backend()
     return device if isinstance(device, str) else str(getattr(device, "platform", device))
-
-
-def shapes_of(operands: Any) -> Any:
-    """ShapeDtypeStructs of a tree of arrays."""
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), operands)

@@ -45,7 +45,7 @@ struct Attributes {
   int batch_div_size = 0;
 };
 
-// Decodes a forward call: 17 operands; out, lse, workspace.
+// Decodes a forward call: the operands of schema.h; out, lse, workspace.
 Status decode_forward(BufferList operands, BufferList results, const Attributes& attributes,
                       ForwardArgs* args);
 

@@ -320,7 +320,7 @@ class Decoder {
     if (present(k_mask, kFeatureMask)) score_operand(k_mask, Element::kBool, &problem_.mask);
   }
 
-  // [Bm] (kTail = 0) or [Bm, width].
+  // [Bm] (width = 0) or [Bm, width].
   template <typename T>
   void vector(int number, Feature bit, Element element, i64 width, BatchVector<T>* result) {
     if (!present(number, bit)) return;

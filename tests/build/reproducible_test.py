@@ -12,6 +12,7 @@ A manual, local test: it runs Bazel twice from nothing, with the network for pip
 import hashlib
 import os
 import pathlib
+import re
 import subprocess
 
 import pytest
@@ -97,7 +98,12 @@ def test_the_comparison_covers_what_it_should(outputs):
     names = _digests(outputs[0]).keys()
     assert any(n.endswith("libattention_cpu.so") for n in names)
     objects = [n for n in names if "_objs/cuda_units/" in n]
-    assert {n.split("kernels_cuda_")[1].split("_")[0] for n in objects} == {"forward", "backward"}
+    by_operation = {n.split("kernels_cuda_")[1].split("_")[0]: n for n in objects}
+    assert by_operation.keys() == {"forward", "backward"}
+    # Both forms of the backward pass: of the flags of BackwardKv the last says that it adds up dQ.
+    symbols = (outputs[0] / by_operation["backward"]).read_bytes()
+    for one_kernel in (0, 1):
+        assert re.search(rf"BackwardKv\w*Lb0ELb1ELb1ELb{one_kernel}E".encode(), symbols)
 
 
 def test_an_object_that_differs_is_named_with_its_section(tmp_path):

@@ -14,7 +14,8 @@ _FOLDER = "packages"
 def _install_torch(rctx, interpreter):
     """Installs torch, of which two builds are locked: one for CPUs, and one with CUDA that is gigabytes larger.
 
-    The CPU build is taken where its lock exists and pip finds it, unless HERMETIC_TORCH_BUILD says otherwise.
+    The CPU build is taken where its lock exists and pip finds it, unless HERMETIC_TORCH_BUILD says otherwise. One that is found and
+    is another file than the locked one is an error, not a reason to take the CUDA build.
     """
     build = rctx.os.environ.get("HERMETIC_TORCH_BUILD", "")
     if build not in ["", "cpu", "cuda"]:
@@ -30,6 +31,8 @@ def _install_torch(rctx, interpreter):
             problem = try_pip_install(rctx, python, lock, _FOLDER, what)
             if not problem:
                 return
+            if "DO NOT MATCH THE HASHES" in problem:
+                fail(problem)
         else:
             problem = "Python %s has no lock for the CPU build of torch" % version
         if build == "cpu":
