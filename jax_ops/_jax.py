@@ -18,6 +18,14 @@ def setting(name: str) -> Any:
     return getattr(jax.config, name)
 
 
+def broadcasting(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Lets `function` broadcast arrays of different ranks, whatever the user's setting.
+
+    jax_numpy_rank_promotion = 'raise' is meant for a user's own arithmetic; in here it is on purpose.
+    """
+    return jax.numpy_rank_promotion("allow")(function)
+
+
 def varying_axes(aval: Any) -> frozenset:
     """Manual mesh axes over which a value varies (shard_map's check_vma)."""
     manual = getattr(aval, "manual_axis_type", None)

@@ -14,6 +14,7 @@ import numpy as np
 from jax_ops import _arguments as arguments
 from jax_ops import _program
 from jax_ops._errors import argument_error, type_error
+from jax_ops._jax import broadcasting
 from jax_ops._spec import EMPTY_TILE, FULL_TILE, MASK_TILE, Sizes
 from jax_ops.masks import BlockMask, DenseMask, Mask, as_mask
 
@@ -78,6 +79,7 @@ def create_block_mask(
     return made
 
 
+@broadcasting
 def evaluate(mask: Mask, sizes: Sizes, shift: Any = 0) -> BlockMask | None:
     """The tiles of a bound mask for sizes.lead[0] batch entries and sizes.hq heads.
 

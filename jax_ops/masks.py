@@ -25,6 +25,7 @@ import numpy as np
 
 from jax_ops import _arguments as arguments
 from jax_ops._errors import argument_error, dtype_error, type_error
+from jax_ops._jax import broadcasting
 from jax_ops._spec import EMPTY_TILE, FULL_TILE, MASK_TILE, Sizes
 
 __all__ = [
@@ -91,6 +92,7 @@ class Mask:
         """
         return self
 
+    @broadcasting
     def __call__(self, b: Any, h: Any, q_idx: Any, kv_idx: Any) -> Any:
         """The mask as a `mask_mod` function."""
         return self.allows(b, h, q_idx, kv_idx, 0)
@@ -326,6 +328,7 @@ class BlockMask(Mask):
         index, bits = arguments.block_mask((self.index, self.bits), sizes)
         return dataclasses.replace(self, index=index, bits=bits)
 
+    @broadcasting
     def to_dense(self) -> jax.Array:
         """The mask as bool [B|1, H|1, Lq, Lkv]: for looking at, not for large lengths."""
         batch, heads = self.index.shape[:2]

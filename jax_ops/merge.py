@@ -10,8 +10,10 @@ import jax.numpy as jnp
 
 from jax_ops import _arguments as arguments
 from jax_ops._errors import argument_error, dtype_error
+from jax_ops._jax import broadcasting
 
 
+@broadcasting
 def merge_attention(outs: Any, residuals: Any) -> tuple[jax.Array, jax.Array]:
     """Attention over all keys, from its results over parts of the keys.
 

@@ -18,6 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jax_ops._jax import broadcasting
 from jax_ops._spec import AttentionSpec, Gradients, Operands, Sizes, lse_dtype, sizes_of
 from jax_ops._xla.tile import Mods, Tile, score_dtype
 
@@ -35,6 +36,7 @@ def forward(spec: AttentionSpec, operands: Operands) -> tuple[jax.Array, jax.Arr
     return attention(spec, operands)
 
 
+@broadcasting
 def attention(
     spec: AttentionSpec, operands: Operands, mods: Mods | None = None
 ) -> tuple[jax.Array, jax.Array]:
@@ -67,6 +69,7 @@ def attention(
     return out.astype(operands.query.dtype), lse
 
 
+@broadcasting
 def backward(
     spec: AttentionSpec,
     operands: Operands,
