@@ -21,7 +21,7 @@ def setting(name: str) -> Any:
 def broadcasting(function: Callable[..., Any]) -> Callable[..., Any]:
     """Lets `function` broadcast arrays of different ranks, whatever the user's setting.
 
-    jax_numpy_rank_promotion = 'raise' is meant for a user's own arithmetic; in here it is on purpose.
+    jax_numpy_rank_promotion = 'raise' is meant for the user's arithmetic; here it is on purpose.
     """
     return jax.numpy_rank_promotion("allow")(function)
 
