@@ -13,9 +13,10 @@ hypothesis and absl, from a copy of the repository:
 
 Steps, each with a time limit of its own: conformance of each tile primitive (a wrong fragment
 layout makes everything after it meaningless), tests on the `cuda` backend, tests on the `cpu`
-backend, benchmark suites. Step by step OUT gets trip.json (what ran, exit codes, seconds, the end
-of the output), trip.log, and the suites' JSON files. Exit code 0: every step passed; 1: one failed
-or ran out of time; 2: something is missing, and nothing was run.
+backend, the two forms of the gradient kernels timed against each other, benchmark suites. Step by
+step OUT gets trip.json (what ran, exit codes, seconds, the end of the output), trip.log, and the
+JSON files of the forms and the suites. Exit code 0: every step passed; 1: one failed or ran out of
+time; 2: something is missing, and nothing was run.
 """
 
 import argparse
@@ -109,6 +110,18 @@ def steps(files: pathlib.Path, out: pathlib.Path, suite_s: float) -> list[Step]:
         Step("conformance", conformance, 60),
         Step("cuda_tests", [*pytest, "--backends=cuda", *(f"tests/{t}" for t in _CUDA_TESTS)], 360),
         Step("cpu_tests", [*pytest, "--backends=cpu", *(f"tests/{t}" for t in _CPU_TESTS)], 120),
+        Step(
+            "backward_forms",
+            [
+                python,
+                "-m",
+                "benchmarks.backward_forms",
+                f"--time_budget_s={suite_s:g}",
+                f"--output={out / 'backward_forms.json'}",
+            ],
+            # Two programs a case are compiled and checked whatever the budget.
+            suite_s + 90,
+        ),
         *(
             Step(
                 f"suite_{suite}",
@@ -238,7 +251,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     runner.add_argument("--files", type=pathlib.Path, required=True, help="what `pack` filled")
     runner.add_argument("--out", type=pathlib.Path, required=True, help="where results go")
     runner.add_argument("--budget_s", type=float, default=570, help="seconds for all steps")
-    runner.add_argument("--suite_s", type=float, default=90, help="seconds for one suite")
+    runner.add_argument(
+        "--suite_s", type=float, default=90, help="seconds for the forms, and for each suite"
+    )
     names = [s.name for s in steps(pathlib.Path(), pathlib.Path(), 0)]
     runner.add_argument("--steps", nargs="*", choices=names, help="only these")
     runner.set_defaults(command=run)
