@@ -4,8 +4,9 @@
     attention_units(name)
 
 One source file per (operation, dtype, head-dim bucket), each the instantiation of a template (forward_unit.h, backward_unit.h):
-they compile in parallel, and a change to one operation recompiles that operation alone. Defines the file groups `<name>_cuda`
-(.cu, for cuda_library) and `<name>_emulated` (.cc, for cc_library).
+they compile in parallel. The host compiler says which headers it read, so in the emulator a change to one operation recompiles that
+operation alone. nvcc's actions depend on every header of the library: a change to any of them recompiles all CUDA units. Defines the
+file groups `<name>_cuda` (.cu, for cuda_library) and `<name>_emulated` (.cc, for cc_library).
 """
 
 _OPERATIONS = ["forward", "backward"]
