@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The generated translation units of the CUDA kernels.
 
-    attention_units(name)
+    attention_units(name, operation)
 
-One source file per (operation, dtype, head-dim bucket), each the instantiation of a template (forward_unit.h, backward_unit.h):
-they compile in parallel. The host compiler says which headers it read, so in the emulator a change to one operation recompiles that
-operation alone. nvcc's actions depend on every header of the library: a change to any of them recompiles all CUDA units. Defines the
-file groups `<name>_cuda` (.cu, for cuda_library) and `<name>_emulated` (.cc, for cc_library).
+One source file per (dtype, head-dim bucket), each the instantiation of the operation's template (forward_unit.h, backward_unit.h),
+so that they compile in parallel. Defines the file groups `<name>_cuda` (.cu, for cuda_library) and `<name>_emulated` (.cc, for
+cc_library).
 """
 
-_OPERATIONS = ["forward", "backward"]
+OPERATIONS = ["forward", "backward"]
 _DTYPES = ["f32", "bf16", "f16"]
 
 # kHeadBuckets of kernels/common/planner.h; units.h declares one function for each.
@@ -31,37 +30,41 @@ ATTENTION_{OPERATION}_UNIT({dtype}, {d}, {dv})
 """
 
 def _unit_sources_impl(ctx):
+    operation = ctx.attr.operation
     outputs = []
-    for operation in _OPERATIONS:
-        for dtype in _DTYPES:
-            for d, dv in _BUCKETS:
-                output = ctx.actions.declare_file("{}_{}_{}_{}.{}".format(
-                    operation,
-                    dtype,
-                    d,
-                    dv,
-                    ctx.attr.extension,
-                ))
-                ctx.actions.write(output, _TEMPLATE.format(
-                    operation = operation,
-                    OPERATION = operation.upper(),
-                    dtype = dtype,
-                    d = d,
-                    dv = dv,
-                ))
-                outputs.append(output)
+    for dtype in _DTYPES:
+        for d, dv in _BUCKETS:
+            output = ctx.actions.declare_file("{}_{}_{}_{}.{}".format(
+                operation,
+                dtype,
+                d,
+                dv,
+                ctx.attr.extension,
+            ))
+            ctx.actions.write(output, _TEMPLATE.format(
+                operation = operation,
+                OPERATION = operation.upper(),
+                dtype = dtype,
+                d = d,
+                dv = dv,
+            ))
+            outputs.append(output)
     return [DefaultInfo(files = depset(outputs))]
 
 _unit_sources = rule(
     implementation = _unit_sources_impl,
-    attrs = {"extension": attr.string(mandatory = True)},
+    attrs = {
+        "extension": attr.string(mandatory = True),
+        "operation": attr.string(mandatory = True, values = OPERATIONS),
+    },
 )
 
-def attention_units(name):
+def attention_units(name, operation):
     """Declares the two groups of generated sources.
 
     Args:
       name: prefix of the two targets.
+      operation: one of OPERATIONS.
     """
-    _unit_sources(name = name + "_cuda", extension = "cu")
-    _unit_sources(name = name + "_emulated", extension = "cc")
+    _unit_sources(name = name + "_cuda", extension = "cu", operation = operation)
+    _unit_sources(name = name + "_emulated", extension = "cc", operation = operation)
