@@ -45,12 +45,13 @@ def check(python: str, wheel: pathlib.Path, requirements: list[str], example: st
     """
     with tempfile.TemporaryDirectory() as folder:
         environment = pathlib.Path(folder, "environment")
-        subprocess.run([python, "-m", "venv", str(environment)], check=True)
-        own = str(environment / "bin/python")
-        pip = [own, "-m", "pip", "--disable-pip-version-check"]
+        # -I: Bazel's PYTHONPATH would put its own packages before those of the environment.
+        subprocess.run([python, "-I", "-m", "venv", str(environment)], check=True)
+        own = [str(environment / "bin/python"), "-I"]
+        pip = [*own, "-m", "pip", "--disable-pip-version-check"]
         run = {"check": True, "cwd": folder}
         subprocess.run([*pip, "install", "--quiet", str(wheel), *requirements], **run)
-        subprocess.run([own, "-c", example], **run)
+        subprocess.run([*own, "-c", example], **run)
 
         # It must leave nothing behind, and come back.
         subprocess.run([*pip, "uninstall", "--quiet", "--yes", "jax-ops-attention"], **run)
@@ -58,9 +59,16 @@ def check(python: str, wheel: pathlib.Path, requirements: list[str], example: st
         if left:
             sys.exit(f"check_wheel: uninstalling left {', '.join(p.name for p in left)}")
         subprocess.run([*pip, "install", "--quiet", "--no-deps", str(wheel)], **run)
-        program = "import jax, jax_ops; print(jax.__version__)"
-        output = subprocess.run([own, "-c", program], stdout=subprocess.PIPE, text=True, **run)
-        return output.stdout.strip()
+        program = "import jax, jax_ops; print(jax.__version__, jax.__file__, jax_ops.__file__)"
+        output = subprocess.run([*own, "-c", program], stdout=subprocess.PIPE, text=True, **run)
+        version, *files = output.stdout.split()
+        foreign = [file for file in files if environment not in pathlib.Path(file).parents]
+        if foreign:
+            sys.exit(f"check_wheel: imported from outside of the environment: {', '.join(foreign)}")
+        pinned = [line for line in requirements if line.startswith("jax==")]
+        if pinned and pinned != [f"jax=={version}"]:
+            sys.exit(f"check_wheel: asked for {', '.join(pinned)}, got {version}")
+        return version
 
 
 def main() -> int:
