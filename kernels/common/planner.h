@@ -23,7 +23,6 @@ struct HeadBucket {
 // of the P.V work.
 inline constexpr HeadBucket kHeadBuckets[] = {{32, 32},   {64, 64},   {96, 96},  {128, 128},
                                               {192, 128}, {192, 192}, {256, 256}};
-inline constexpr int kHeadBucketCount = sizeof(kHeadBuckets) / sizeof(kHeadBuckets[0]);
 
 constexpr HeadBucket head_bucket(i64 d, i64 dv) {
   for (const HeadBucket& bucket : kHeadBuckets) {

@@ -50,7 +50,7 @@ class OrderedDq {
     const i64 tiles = ceil_div<i64>(params_.problem.lq, kQueries);
     index_ = static_cast<u32>(batch_head * tiles + query_tile);
     const i32 turn = key_tile - visible.begin / kKeys;
-    if (turn > 0) tile::wait_turn_of_warp(turn_counter(), static_cast<u32>(turn));
+    if (turn > 0) tile::wait_turn(turn_counter(), static_cast<u32>(turn));
   }
 
   // What the predecessors have summed up.
@@ -104,7 +104,7 @@ class OrderedDq {
   // that the next tile's scores are computed, and waiting for them costs nothing then.
   ATTENTION_DEVICE void hand_over() {
     if (next_ == 0) return;
-    tile::signal_turn_of_warp(turn_counter(), static_cast<u32>(next_));
+    tile::signal_turn(turn_counter(), static_cast<u32>(next_));
     next_ = 0;
   }
 

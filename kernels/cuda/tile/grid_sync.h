@@ -2,10 +2,10 @@
 // Synchronisation between the blocks of a grid: "the last block to arrive combines" and "wait for
 // my turn".
 //
-// Counters live in a workspace that the launcher sets to zero before each launch (zero_async in
-// launch.h). A grid is not resident all at once and its blocks start in no promised order, so a
-// block may wait only for work whose owner has already started: take the work index from an atomic
-// ticket, not from block_index().
+// Counters live in a workspace and are zero when a kernel starts: an earlier kernel, or zero_async
+// in launch.h, has set them. A grid is not resident all at once and its blocks start in no promised
+// order, so a block may wait only for work whose owner has already started: take the work index
+// from an atomic ticket, not from block_index().
 #pragma once
 
 #include "kernels/cuda/tile/config.h"
@@ -60,39 +60,10 @@ ATTENTION_DEVICE bool last_block_arrives(u32* counter, u32 total) {
   return last;
 }
 
-// Waits until *turn == mine; what the block that signalled it wrote before can then be read. Called
-// by the whole block.
+// Waits until *turn == mine; what the warp that signalled it wrote before can then be read. Called
+// by a whole warp, on its own: where what is handed over was written by one warp and is read by one
+// warp, a turn needs no barrier of the block.
 ATTENTION_DEVICE void wait_turn(const u32* turn, u32 mine) {
-  if (thread_index() == 0) {
-#if ATTENTION_ON_GPU
-    u32 now;
-    do {
-      asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(now) : "l"(turn) : "memory");
-    } while (now != mine);
-#else
-    emulator::wait_until_equal(turn, mine);
-#endif
-  }
-  sync_block();
-  fence_grid();
-}
-
-// Sets *turn to next after all earlier writes of the block. Called by the whole block.
-ATTENTION_DEVICE void signal_turn(u32* turn, u32 next) {
-  fence_grid();
-  sync_block();
-  if (thread_index() == 0) {
-#if ATTENTION_ON_GPU
-    asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(turn), "r"(next) : "memory");
-#else
-    emulator::store_release(turn, next);
-#endif
-  }
-}
-
-// The same two for a warp on its own, where what is handed over was written by this warp alone and
-// is read by one warp: no barrier of the block. Called by the whole warp.
-ATTENTION_DEVICE void wait_turn_of_warp(const u32* turn, u32 mine) {
 #if ATTENTION_ON_GPU
   // Every lane acquires by itself; the address is the same, so it is one access.
   u32 now;
@@ -105,7 +76,8 @@ ATTENTION_DEVICE void wait_turn_of_warp(const u32* turn, u32 mine) {
   sync_warp();
 }
 
-ATTENTION_DEVICE void signal_turn_of_warp(u32* turn, u32 next) {
+// Sets *turn to next after all earlier writes of the warp. Called by the whole warp.
+ATTENTION_DEVICE void signal_turn(u32* turn, u32 next) {
   // Orders the stores of all lanes before the release, which covers what came before it in this
   // sense (PTX ISA, "causality order").
   sync_warp();

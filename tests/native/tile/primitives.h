@@ -270,11 +270,11 @@ struct BetweenBlocks {
     const u32 ticket = take_ticket(counters, smem.take<u32>(1));
     // counters[3] is a chain: the first warp of each block in turn maps x to 3 x + ticket.
     if (warp_index() == 0) {
-      wait_turn_of_warp(counters + 1, ticket);
+      wait_turn(counters + 1, ticket);
       const u32 chain = global_load(counters + 3)[0] * 3u + ticket;
       sync_warp();
       if (lane_index() == 0) global_store(counters + 3, chain);
-      signal_turn_of_warp(counters + 1, ticket + 1);
+      signal_turn(counters + 1, ticket + 1);
     }
     if (thread_index() < 8) atomic_add(counters + 4 + thread_index(), w.get(0));
     const bool last = last_block_arrives(counters + 2, kBlocks);
