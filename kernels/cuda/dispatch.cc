@@ -139,7 +139,9 @@ Status forward(const ForwardArgs& args, Stream stream) {
 
 Status backward(const BackwardArgs& args, Stream stream) {
   const Problem& p = args.problem;
-  if (p.batch == 0 || p.hq == 0) return Status();
+  // Without batch entries the gradient of a bias that they share is still there, and zero: the
+  // dbias kernel writes it.
+  if (p.hq == 0 || (p.batch == 0 && !args.dbias)) return Status();
   if (Status status = check_sizes("backward", p); !status.ok()) return status;
   const HeadBucket bucket = head_bucket(p.d, p.dv);
   const Unit* unit = find_unit(p.dtype, bucket);

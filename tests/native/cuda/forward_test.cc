@@ -197,9 +197,12 @@ TEST(large_logits) {
 }
 
 TEST(zero_sizes) {
-  for (int which = 0; which < 3; ++which) {
-    Options o = small(kBf16, which == 1 ? 0 : 5, which == 2 ? 0 : 7, 2, 16);
-    if (which == 0) o.batch = 0;
+  for (int which = 0; which < 6; ++which) {
+    Options o = small(kBf16, which % 3 == 1 ? 0 : 5, which % 3 == 2 ? 0 : 7, 2, 16);
+    if (which % 3 == 0) o.batch = 0;
+    // A bias whose gradient has entries although nothing adds to them.
+    o.bias = which >= 3;
+    o.bias_axes = {false, true, which % 3 != 1, which % 3 != 2};
     const Case c(o);
     const Run r = run(c);
     EXPECT_THAT(r.error.empty(), c.name() + ": " + r.error);
@@ -208,6 +211,8 @@ TEST(zero_sizes) {
     for (const std::vector<u8>* g : {&r.dq, &r.dk, &r.dv}) {
       for (const double x : values(*g, o.dtype)) EXPECT(x == 0);
     }
+    EXPECT(r.dbias.empty() != o.bias);
+    for (const double x : values(r.dbias, DType::kFloat32)) EXPECT(x == 0);
   }
 }
 
