@@ -212,40 +212,74 @@ class Case {
   std::vector<u32> block_bits_, dropout_seed_, dropout_batch_, dropout_head_;
 };
 
-// The reference of a case and its baselines: the same computation in float32 with P rounded to the
-// input type, over several orders of summation.
+// The reference of a case and its baselines: the same computation in float32 with the operands of
+// products rounded to the input type, or to tf32, over several orders of summation.
 struct Expected {
-  explicit Expected(const Case& c) : dtype(c.problem.dtype), soft_cap(c.problem.soft_cap != 0) {
+  explicit Expected(const Case& c, bool tf32 = false)
+      : dtype(c.problem.dtype), soft_cap(c.problem.soft_cap != 0) {
     const float* dlse = c.options().dlse ? c.dlse.data() : nullptr;
-    reference = unfused_attention<double>(c.problem, false, c.dout.data(), dlse);
+    reference = unfused_attention<double>(c.problem, Products::kExact, c.dout.data(), dlse);
+    const Products products = tf32 ? Products::kTf32 : Products::kInputType;
     for (const Order order : {Order{0, 0, 0, false}, Order{1, 0, 1, true}, Order{2, 1, 2, false},
                               Order{3, 2, 3, true}, Order{0, 3, 1, true}, Order{1, 1, 0, false}})
-      baselines.push_back(unfused_attention<float>(c.problem, true, c.dout.data(), dlse, order));
+      baselines.push_back(
+          unfused_attention<float>(c.problem, products, c.dout.data(), dlse, order));
+    find_deviations(c.problem);
   }
   DType dtype;
   bool soft_cap;
   Result reference;
   std::vector<Result> baselines;
-};
+  // Largest standard deviations of the baselines' sums, if the errors of their terms, which are
+  // known, are independent; 0 where nothing is summed.
+  double dbias_deviation = 0, dslopes_deviation = 0, dscale_deviation = 0;
 
-// What a result is: kSum is one number for each row or fewer, where terms of both signs cancel.
-enum class ResultKind { kPlain, kSum };
+ private:
+  void find_deviations(const Problem& p) {
+    const Gradients& exact = reference.grad;
+    if (exact.dbias.size() != exact.dbias_terms.size()) {
+      const i64 keys = p.bias.col_stride ? p.lkv : 1;
+      dbias_deviation = deviation(&Gradients::dbias_terms, exact.dbias.size(), [&](i64 n) {
+        const i64 row = n / keys, h = row / p.lq % p.hq;
+        return p.bias.offset(row / p.lq / p.hq, h) + row % p.lq * p.bias.row_stride +
+               n % keys * p.bias.col_stride;
+      });
+    }
+    const auto row_of = [&](i64 n) { return n / p.lkv; };
+    dslopes_deviation = deviation(&Gradients::dslopes_terms, exact.dslopes_rows.size(), row_of);
+    dscale_deviation = deviation(&Gradients::dscale_terms, exact.dscale_rows.size(), row_of);
+  }
+
+  // entry_of: the entry that a term belongs to.
+  template <typename EntryOf>
+  double deviation(std::vector<double> Gradients::* terms, size_t entries, EntryOf entry_of) const {
+    double largest = 0;
+    const std::vector<double>& exact = reference.grad.*terms;
+    for (const Result& baseline : baselines) {
+      std::vector<double> variance(entries, 0);
+      for (size_t n = 0; n < exact.size(); ++n) {
+        const double error = (baseline.grad.*terms)[n] - exact[n];
+        variance[static_cast<size_t>(entry_of(static_cast<i64>(n)))] += error * error;
+      }
+      for (const double x : variance) largest = std::fmax(largest, std::sqrt(x));
+    }
+    return largest;
+  }
+};
 
 // The accuracy rule: max |x - reference| <= 2 max |baseline - reference| + atol, where atol is what
 // adding and subtracting 0.3 in `dtype`, the result's, does to the reference, twice (three times
 // with soft cap); to shrunken copies too in float32, where a result may be a few numbers that lose
 // nothing by luck. The rule compares maxima over many entries; over fewer than 4096 the baseline's
-// maximum of float32 results is sometimes small by luck, and its factor is 4. A kSum has factor 10,
-// the noise of the inputs' dtype, and 8 roundings of the largest entry on top. Infinities must
-// agree exactly. `field` picks the array that x is compared with. Returns "" or what is wrong.
+// maximum of float32 results is sometimes small by luck, and its factor is 4. dbias, dslopes and
+// dscale are sums, of which there may be few, and their errors say even less: 4 times `deviation`
+// are added (0 for other results), as in tests/cases/accuracy.py. Infinities must agree exactly.
+// `field` picks the array that x is compared with. Returns "" or what is wrong.
 template <typename Field>
 std::string check_accuracy(const char* what, const std::vector<double>& x, DType dtype,
-                           const Expected& expected, const Field& field,
-                           ResultKind kind = ResultKind::kPlain) {
-  const bool sums = kind == ResultKind::kSum;
-  if (sums) dtype = expected.dtype;
+                           const Expected& expected, const Field& field, double deviation = 0) {
   const std::vector<double>& reference = field(expected.reference);
-  double error = 0, allowed = 0, atol = 0, largest = 0;
+  double error = 0, allowed = 0, atol = 0;
   size_t worst = 0;
   char text[256];
   if (x.size() != reference.size()) return std::string(what) + ": wrong size";
@@ -262,7 +296,6 @@ std::string check_accuracy(const char* what, const std::vector<double>& x, DType
     }
     for (const Result& baseline : expected.baselines)
       allowed = std::fmax(allowed, std::fabs(field(baseline)[n] - reference[n]));
-    largest = std::fmax(largest, std::fabs(reference[n]));
     for (const double shrunken : {1.0, 0.92, 0.83, 0.75}) {
       const double at = shrunken * reference[n];
       const double there = round_to(at + 0.3, dtype);
@@ -272,9 +305,8 @@ std::string check_accuracy(const char* what, const std::vector<double>& x, DType
     }
   }
   const bool lucky = dtype == DType::kFloat32 && x.size() < 4096;
-  const double factor = sums ? 10 : lucky ? 4 : 2;
   const double limit =
-      factor * allowed + (expected.soft_cap ? 3 : 2) * atol + (sums ? std::ldexp(largest, -21) : 0);
+      (lucky ? 4 : 2) * allowed + (expected.soft_cap ? 3 : 2) * atol + 4 * deviation;
   if (error <= limit) return "";
   std::snprintf(text, sizeof(text), "%s[%zu] is %.9g, reference %.9g: error %.3g > limit %.3g",
                 what, worst, x[worst], reference[worst], error, limit);

@@ -3,8 +3,8 @@
 // the whole score matrix of a head in memory, no tile, no online softmax. Written apart from the
 // kernels: of kernels/common it reads the description of the problem only.
 //
-// With Real = double it is the reference; with Real = float and P rounded to the input type it is
-// the unfused baseline that the accuracy rule compares with.
+// With Real = double it is the reference; with Real = float and the operands of products rounded as
+// the hardware takes them it is the unfused baseline that the accuracy rule compares with.
 #pragma once
 
 #include <cmath>
@@ -18,6 +18,10 @@ namespace attention::testing {
 
 struct Gradients {
   std::vector<double> dq, dk, dv, dbias, dslopes_rows, dscale_rows;
+  // What dbias is the sum of: dS [B, Hq, Lq, Lkv], or with one bias for all keys its sums over keys
+  // [B, Hq, Lq, 1]. What the other two are, one number a row, the sums of over keys: [B, Lq, Hq,
+  // Lkv].
+  std::vector<double> dbias_terms, dslopes_terms, dscale_terms;
 };
 
 struct Result {
@@ -106,9 +110,13 @@ inline std::vector<i64> indices(i64 count, int order) {
   return result;
 }
 
+// How operands of matrix products are rounded, P and dS too: not at all, to the input type, or to
+// the 10 mantissa bits of tf32.
+enum class Products { kExact, kInputType, kTf32 };
+
 // dout [B, Lq, Hq, Dv] in p.dtype and dlse [B, Lq, Hq]; null: no gradients / no cotangent of lse.
 template <typename Real>
-Result unfused_attention(const Problem& p, bool round_weights, const void* dout, const float* dlse,
+Result unfused_attention(const Problem& p, Products products, const void* dout, const float* dlse,
                          Order order = {}) {
   const i64 rows = p.batch * p.lq * p.hq;
   Result r;
@@ -121,19 +129,33 @@ Result unfused_attention(const Problem& p, bool round_weights, const void* dout,
     r.grad.dq.assign(static_cast<size_t>(rows * p.d), 0);
     r.grad.dslopes_rows.assign(static_cast<size_t>(rows), 0);
     r.grad.dscale_rows.assign(static_cast<size_t>(rows), 0);
+    r.grad.dslopes_terms.assign(static_cast<size_t>(rows * p.lkv), 0);
+    r.grad.dscale_terms.assign(static_cast<size_t>(rows * p.lkv), 0);
     if (p.bias.data)
       dbias.assign(
           static_cast<size_t>(p.bias.batch.mod * (p.bias.head_stride ? p.hq : 1) *
                               (p.bias.row_stride ? p.lq : 1) * (p.bias.col_stride ? p.lkv : 1)),
           0);
+    if (p.bias.data)
+      r.grad.dbias_terms.assign(static_cast<size_t>(rows * (p.bias.col_stride ? p.lkv : 1)), 0);
   }
   std::vector<Real> s(static_cast<size_t>(p.lkv)), raw(s), tanh_s(s), weight(s), dropped(s);
   std::vector<char> allowed(static_cast<size_t>(p.lkv));
   std::vector<Real> q_row(static_cast<size_t>(p.d)), do_row(static_cast<size_t>(p.dv));
+  std::vector<Real> do_operand(do_row);
   std::vector<Real> k_all(static_cast<size_t>(p.lkv * p.d)),
       v_all(static_cast<size_t>(p.lkv * p.dv));
   const std::vector<i64> keys = indices(p.lkv, order.keys), queries = indices(p.lq, order.rows),
                          dims = indices(p.d, order.dims), dims_v = indices(p.dv, order.dims);
+  const auto operand = [&](double x) {
+    if (products == Products::kExact) return static_cast<Real>(x);
+    return static_cast<Real>(products == Products::kTf32 ? round_to(x, 10, -126, 3.4e38)
+                                                         : round_to(x, p.dtype));
+  };
+  // Of q, k, v and dout, which are of the input type already.
+  const auto input = [&](double x) {
+    return products == Products::kTf32 ? operand(x) : static_cast<Real>(x);
+  };
   for (i64 b = 0; b < p.batch; ++b) {
     const Positions at = positions_of(p, b);
     const Real scale = static_cast<Real>(p.scale_array.data ? *p.scale_array.row(b) : p.scale);
@@ -141,17 +163,16 @@ Result unfused_attention(const Problem& p, bool round_weights, const void* dout,
       const i64 hk = h / (p.hq / p.hkv);
       for (i64 j : keys) {
         for (i64 c = 0; c < p.d; ++c)
-          k_all[j * p.d + c] = static_cast<Real>(
-              read(p.k, p.dtype, ((p.k_batch(b) * p.lkv + j) * p.hkv + hk) * p.d + c));
+          k_all[j * p.d + c] =
+              input(read(p.k, p.dtype, ((p.k_batch(b) * p.lkv + j) * p.hkv + hk) * p.d + c));
         for (i64 c = 0; c < p.dv; ++c)
-          v_all[j * p.dv + c] = static_cast<Real>(
-              read(p.v, p.dtype, ((p.v_batch(b) * p.lkv + j) * p.hkv + hk) * p.dv + c));
+          v_all[j * p.dv + c] =
+              input(read(p.v, p.dtype, ((p.v_batch(b) * p.lkv + j) * p.hkv + hk) * p.dv + c));
       }
       for (i64 i : queries) {
         const i64 row = (b * p.lq + i) * p.hq + h;
         for (i64 c = 0; c < p.d; ++c)
-          q_row[c] = static_cast<Real>(
-              read(p.q, p.dtype, ((p.q_batch(b) * p.lq + i) * p.hq + h) * p.d + c));
+          q_row[c] = input(read(p.q, p.dtype, ((p.q_batch(b) * p.lq + i) * p.hq + h) * p.d + c));
         Real maximum = -std::numeric_limits<Real>::infinity();
         for (i64 j : keys) {
           allowed[j] = reference_allows(p, at, b, h, i, j);
@@ -184,9 +205,6 @@ Result unfused_attention(const Problem& p, bool round_weights, const void* dout,
         }
         r.lse[row] = static_cast<double>(maximum + std::log(sum));
         const Real keep_scale = static_cast<Real>(p.dropout.keep_scale);
-        const auto operand = [&](Real x) {
-          return round_weights ? static_cast<Real>(round_to(x, p.dtype)) : x;
-        };
         const auto drop = [&](i64 j) {
           if (p.dropout.threshold == 0) return operand(weight[j]);
           return reference_keeps(p, b, h, i, j) ? operand(weight[j] * keep_scale) : Real(0);
@@ -203,8 +221,10 @@ Result unfused_attention(const Problem& p, bool round_weights, const void* dout,
         }
         if (!dout) continue;
 
-        for (i64 c = 0; c < p.dv; ++c)
+        for (i64 c = 0; c < p.dv; ++c) {
           do_row[c] = static_cast<Real>(read(dout, p.dtype, row * p.dv + c));
+          do_operand[c] = input(do_row[c]);
+        }
         if (order.from_results) {
           const Real lse = static_cast<float>(r.lse[row]);
           for (i64 j : keys) {
@@ -217,24 +237,27 @@ Result unfused_attention(const Problem& p, bool round_weights, const void* dout,
         for (i64 j : keys) {
           if (!allowed[j]) continue;
           Real dot = 0;
-          for (i64 c : dims_v) dot += do_row[c] * v_all[j * p.dv + c];
+          for (i64 c : dims_v) dot += do_operand[c] * v_all[j * p.dv + c];
           if (p.dropout.threshold != 0)
             dot = reference_keeps(p, b, h, i, j) ? dot * keep_scale : Real(0);
           // Where P is rounded to the input type, its cotangent is of that type as well.
-          if (!order.from_results) dot = operand(dot);
+          if (!order.from_results && products == Products::kInputType) dot = operand(dot);
           dp[j] = dot;
           delta += weight[j] * dot;
           for (i64 c = 0; c < p.dv; ++c)
-            dv[((b * p.lkv + j) * p.hkv + hk) * p.dv + c] += dropped[j] * do_row[c];
+            dv[((b * p.lkv + j) * p.hkv + hk) * p.dv + c] += dropped[j] * do_operand[c];
         }
         if (order.from_results) {
+          // Last column first: where one key has all the weight, dP sums the same products, and in
+          // the same order the two would cancel without a rounding error, which no kernel that
+          // forms them in different places can do.
           delta = 0;
-          for (i64 c : dims_v)
-            delta += do_row[c] * static_cast<Real>(round_to(r.out[row * p.dv + c], p.dtype));
+          for (auto c = dims_v.rbegin(); c != dims_v.rend(); ++c)
+            delta += do_row[*c] * static_cast<Real>(round_to(r.out[row * p.dv + *c], p.dtype));
         }
         if (dlse) delta -= static_cast<Real>(dlse[row]);
         std::vector<Real> dq(static_cast<size_t>(p.d), 0);
-        Real dslope = 0, dscale = 0;
+        Real dslope = 0, dscale = 0, sum_of_row = 0;
         for (i64 j : keys) {
           if (!allowed[j]) continue;
           Real ds = weight[j] * (dp[j] - delta);
@@ -242,10 +265,20 @@ Result unfused_attention(const Problem& p, bool round_weights, const void* dout,
             const i64 head = p.bias.head_stride ? p.bias.head_stride * h : 0;
             dbias[p.bias.batch(b) * p.bias.batch_stride + head + i * p.bias.row_stride +
                   j * p.bias.col_stride] += ds;
+            const i64 term = (b * p.hq + h) * p.lq + i;
+            if (p.bias.col_stride) {
+              r.grad.dbias_terms[term * p.lkv + j] = static_cast<double>(ds);
+            } else {
+              sum_of_row += ds;
+              r.grad.dbias_terms[term] = static_cast<double>(sum_of_row);
+            }
           }
-          dslope -= ds * static_cast<Real>(std::llabs(i + at.shift - j));
+          const Real of_slope = -ds * static_cast<Real>(std::llabs(i + at.shift - j));
+          dslope += of_slope;
+          r.grad.dslopes_terms[row * p.lkv + j] = static_cast<double>(of_slope);
           if (p.soft_cap != 0) ds *= 1 - tanh_s[j] * tanh_s[j];
           dscale += ds * raw[j];
+          r.grad.dscale_terms[row * p.lkv + j] = static_cast<double>(ds * raw[j]);
           ds = operand(ds);
           for (i64 c = 0; c < p.d; ++c) {
             dq[c] += ds * k_all[j * p.d + c];
@@ -263,7 +296,7 @@ Result unfused_attention(const Problem& p, bool round_weights, const void* dout,
     r.grad.dv.assign(dv.begin(), dv.end());
     r.grad.dbias.assign(dbias.begin(), dbias.end());
   }
-  if (round_weights) {
+  if (products != Products::kExact) {
     for (double& x : r.out) x = round_to(x, p.dtype);
     for (std::vector<double>* g : {&r.grad.dq, &r.grad.dk, &r.grad.dv})
       for (double& x : *g) x = round_to(x, p.dtype);

@@ -161,36 +161,14 @@ inline std::vector<double> values(const std::vector<u8>& data, DType dtype) {
   return result;
 }
 
-// f32 operands as tf32 tensor cores see them: 10 mantissa bits.
-inline void round_to_tf32(std::vector<u8>& data) {
-  for (size_t n = 0; n < data.size() / 4; ++n) {
-    const double x = read(data.data(), DType::kFloat32, n);
-    write(data.data(), DType::kFloat32, n, round_to(x, 10, -126, 3.4e38));
-  }
-}
-
-// The reference of a case. For f32 with the default precision the baselines compute with operands
-// rounded to tf32.
-inline Expected expected_of(const Case& c, const RunOptions& options) {
-  Expected expected(c);
-  if (c.problem.dtype == DType::kFloat32 && options.precision == Precision::kDefault) {
-    Case rounded(c.options());
-    for (std::vector<u8>* x : {&rounded.q, &rounded.k, &rounded.v, &rounded.dout}) {
-      round_to_tf32(*x);
-    }
-    expected.baselines = Expected(rounded).baselines;
-  }
-  return expected;
-}
-
 // Every result of a run against the reference; "" or the first disagreement.
 inline std::string compare(const Case& c, const Run& r, const RunOptions& options) {
   if (!r.error.empty()) return r.error;
-  const Expected expected = expected_of(c, options);
   const DType dtype = c.problem.dtype;
+  const Expected expected(c, dtype == DType::kFloat32 && options.precision == Precision::kDefault);
   const auto check = [&](const char* what, const std::vector<u8>& data, DType type, auto field,
-                         ResultKind kind = ResultKind::kPlain) {
-    return check_accuracy(what, values(data, type), type, expected, field, kind);
+                         double deviation = 0) {
+    return check_accuracy(what, values(data, type), type, expected, field, deviation);
   };
   constexpr DType kF32 = DType::kFloat32;
   std::string wrong = check("out", r.out, dtype, [](const Result& x) -> auto& { return x.out; });
@@ -204,21 +182,17 @@ inline std::string compare(const Case& c, const Run& r, const RunOptions& option
   if (!wrong.empty()) return wrong;
   wrong = check("dv", r.dv, dtype, [](const Result& x) -> auto& { return x.grad.dv; });
   if (wrong.empty() && c.problem.bias.data) {
-    const Axes& axes = c.options().bias_axes;
-    const bool shared = !axes.query || !axes.key;
     wrong = check(
         "dbias", r.dbias, kF32, [](const Result& x) -> auto& { return x.grad.dbias; },
-        shared ? ResultKind::kSum : ResultKind::kPlain);
+        expected.dbias_deviation);
   }
   if (wrong.empty() && c.problem.alibi_slopes.data) {
-    wrong = check(
-        "dslopes", r.dslopes, kF32, [](const Result& x) -> auto& { return x.grad.dslopes_rows; },
-        ResultKind::kSum);
+    wrong = check("dslopes", r.dslopes, kF32,
+                  [](const Result& x) -> auto& { return x.grad.dslopes_rows; });
   }
   if (wrong.empty() && c.problem.scale_array.data) {
-    wrong = check(
-        "dscale", r.dscale, kF32, [](const Result& x) -> auto& { return x.grad.dscale_rows; },
-        ResultKind::kSum);
+    wrong = check("dscale", r.dscale, kF32,
+                  [](const Result& x) -> auto& { return x.grad.dscale_rows; });
   }
   return wrong;
 }
