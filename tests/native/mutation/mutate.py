@@ -5,13 +5,15 @@
 
 Builds the oracle (oracle.cc) with the host's C++ compiler, first from the unchanged sources, which
 must pass, then once for each mutant. Exit code 1 when a mutant survives that survivors.json does
-not explain, or when the control fails. A mutant that does not compile is no mutant: another one
-takes its place. CXX names the compiler (default g++).
+not explain, or when the control fails. A mutant that does not compile, or whose object code is
+that of the unchanged sources, is no mutant: another one takes its place. CXX names the compiler
+(default g++).
 """
 
 from __future__ import annotations
 
 import argparse
+import collections
 import concurrent.futures
 import dataclasses
 import itertools
@@ -23,12 +25,14 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterable
 
 from tests.native.mutation import mutants as rules
 
 ROOT = pathlib.Path(__file__).absolute().parents[3]
 HERE = pathlib.Path(__file__).parent
 FILES = [
+    "kernels/cuda/backward_dq.h",
     "kernels/cuda/backward_kv.h",
     "kernels/cuda/backward_q.h",
     "kernels/cuda/combine.h",
@@ -39,8 +43,22 @@ FILES = [
     "kernels/cuda/softmax.h",
     "kernels/cuda/stream.h",
 ]
-_UNITS = ["tests/native/mutation/forward.cc", "tests/native/mutation/backward.cc"]
-_TESTS = ["lean", "general", "batch_maps", "decode", "poison", "no_bank_conflicts"]
+# The oracle's sources: the kernels of one dtype and bucket, and what is not mutated.
+_SOURCES = [
+    "tests/native/mutation/forward.cc",
+    "tests/native/mutation/backward.cc",
+    "tests/native/mutation/oracle.cc",
+    *(f"kernels/cuda/{name}.cc" for name in ("dispatch", "plan", "device_emulated")),
+]
+_TESTS = [
+    "lean",
+    "general",
+    "backward_forms",
+    "batch_maps",
+    "decode",
+    "poison",
+    "no_bank_conflicts",
+]
 _FLAGS = [
     "-std=c++17",
     "-O1",
@@ -61,49 +79,72 @@ def load_sources() -> dict[str, str]:
 
 @dataclasses.dataclass(frozen=True)
 class Verdict:
-    """What became of a mutant: killed, survived or uncompiled, and by what or why."""
+    """What became of a mutant: killed, survived, equivalent or uncompiled, and by what or why."""
 
     outcome: str
     detail: str = ""
 
 
+@dataclasses.dataclass(frozen=True)
+class _Source:
+    """A source of the oracle with its unchanged object, and the files of the tree that it reads."""
+
+    path: pathlib.Path
+    control: pathlib.Path
+    reads: frozenset[str]
+
+
 class Oracle:
-    """The oracle program, whose kernels are compiled anew for each mutant."""
+    """The oracle program, of which only what a mutant changes is compiled anew."""
 
     def __init__(self, folder: pathlib.Path) -> None:
         self._folder = folder
         self._compiler = os.environ.get("CXX", "g++")
         if shutil.which(self._compiler) is None:
             raise SystemExit(f"mutation test: no C++ compiler {self._compiler!r}; set CXX")
-        rest = sorted((ROOT / "kernels/emulator").glob("*.cc"))
-        rest += [ROOT / f"kernels/cuda/{n}.cc" for n in ("dispatch", "plan", "device_emulated")]
-        rest.append(ROOT / "tests/native/mutation/oracle.cc")
-        self._rest = []
-        for source in rest:
-            wrong, compiled = self._compile(source, folder, [])
+        self._kills: collections.Counter[tuple[str, str]] = collections.Counter()
+        paths = [ROOT / name for name in _SOURCES]
+        paths += sorted((ROOT / "kernels/emulator").glob("*.cc"))
+        self._sources = []
+        for path in paths:
+            wrong, compiled = self._compile(path, folder, [])
             if wrong:
-                raise SystemExit(f"mutation test: {source.name} does not compile:\n{wrong}")
-            self._rest.append(compiled)
+                raise SystemExit(f"mutation test: {path.name} does not compile:\n{wrong}")
+            self._sources.append(_Source(path, compiled, self._reads(path)))
+
+    def _command(self, includes: list[str]) -> list[str]:
+        return [self._compiler, *_FLAGS, *includes, f"-I{ROOT}"]
+
+    def _reads(self, source: pathlib.Path) -> frozenset[str]:
+        """What the compiler says that a source includes, as paths from the workspace's root."""
+        done = subprocess.run(
+            [*self._command([]), "-MM", str(source)], capture_output=True, text=True, check=True
+        )
+        words = done.stdout.replace("\\\n", " ").split()[1:]
+        return frozenset(w.removeprefix(f"{ROOT}/") for w in words)
 
     def _compile(
         self, source: pathlib.Path, to: pathlib.Path, includes: list[str]
     ) -> tuple[str, pathlib.Path]:
         out = to / (source.stem + ".o")
-        command = [
-            self._compiler,
-            *_FLAGS,
-            *includes,
-            f"-I{ROOT}",
-            "-c",
-            str(source),
-            "-o",
-            str(out),
-        ]
+        command = [*self._command(includes), "-c", str(source), "-o", str(out)]
         done = subprocess.run(command, capture_output=True, text=True, check=False)
         return (done.stderr[:2000] or "failed") if done.returncode else "", out
 
+    def sources_of(self, files: Iterable[str]) -> list[str]:
+        """Names of the oracle's sources that read at least one of `files`."""
+        changed = set(files)
+        return [s.path.name for s in self._sources if changed & s.reads]
+
     def judge(self, changed: dict[str, str]) -> Verdict:
-        """Runs the tests with the files in `changed` in place of those in the tree."""
+        """Runs the tests with the files in `changed` in place of those in the tree.
+
+        Raises:
+          ValueError: a changed file is read by no source, so that no test could notice.
+        """
+        for file in changed:
+            if not self.sources_of([file]):
+                raise ValueError(f"mutation test: no source of the oracle reads {file}")
         with tempfile.TemporaryDirectory(dir=self._folder) as name:
             folder = pathlib.Path(name)
             for file, text in changed.items():
@@ -112,25 +153,28 @@ class Oracle:
                 path.write_text(text, encoding="utf-8")
             includes = [f"-I{folder / 'changed'}"]
             objects = []
-            for unit in _UNITS:
-                wrong, compiled = self._compile(ROOT / unit, folder, includes)
-                if wrong:
-                    return Verdict("uncompiled", wrong.split("\n", 1)[0])
+            for source in self._sources:
+                compiled = source.control
+                if changed.keys() & source.reads:
+                    wrong, compiled = self._compile(source.path, folder, includes)
+                    if wrong:
+                        return Verdict("uncompiled", wrong.split("\n", 1)[0])
+                    if compiled.read_bytes() == source.control.read_bytes():
+                        compiled = source.control
                 objects.append(compiled)
+            if changed and objects == [source.control for source in self._sources]:
+                return Verdict("equivalent", "the object code is that of the unchanged sources")
             program = folder / "oracle"
-            link = [
-                self._compiler,
-                *map(str, objects + self._rest),
-                "-o",
-                str(program),
-                "-lpthread",
-            ]
+            link = [self._compiler, *map(str, objects), "-o", str(program), "-lpthread"]
             subprocess.run(link, check=True, capture_output=True)
-            return self._run(program)
+            return self._run(program, sorted(changed))
 
-    @staticmethod
-    def _run(program: pathlib.Path) -> Verdict:
-        for test in _TESTS:
+    def _run(self, program: pathlib.Path, files: list[str]) -> Verdict:
+        # First what has most often killed mutants of these files: most runs end with their first
+        # test. A mutant that survives meets them all.
+        kills = self._kills.copy()
+        tests = sorted(_TESTS, key=lambda test: -sum(kills[file, test] for file in files))
+        for test in tests:
             try:
                 done = subprocess.run(
                     [str(program), test],
@@ -140,11 +184,13 @@ class Oracle:
                     timeout=_TIMEOUT_S,
                     check=False,
                 )
+                found = (done.stderr.strip() or f"exit code {done.returncode}").split("\n")[0]
+                killed = done.returncode != 0
             except subprocess.TimeoutExpired:
-                return Verdict("killed", f"{test}: still running after {_TIMEOUT_S} s")
-            if done.returncode:
-                first = (done.stderr.strip() or f"exit code {done.returncode}").split("\n")[0]
-                return Verdict("killed", f"{test}: {first[:300]}")
+                found, killed = f"still running after {_TIMEOUT_S} s", True
+            if killed:
+                self._kills.update((file, test) for file in files)
+                return Verdict("killed", f"{test}: {found[:300]}")
         return Verdict("survived")
 
 
@@ -165,7 +211,7 @@ def main(argv: list[str] | None = None) -> int:
     reasons = explained()
     report = []
     unexplained = 0
-    counts = {"killed": 0, "survived": 0, "uncompiled": 0}
+    counts = {"killed": 0, "survived": 0, "equivalent": 0, "uncompiled": 0}
     with tempfile.TemporaryDirectory() as name:
         oracle = Oracle(pathlib.Path(name))
         control = oracle.judge({})
@@ -173,7 +219,7 @@ def main(argv: list[str] | None = None) -> int:
             print(f"control: the unchanged kernels fail: {control.detail}")
             return 1
         print("control: the unchanged kernels pass", flush=True)
-        # More candidates than needed: some do not compile.
+        # More candidates than needed: some do not compile, some change nothing.
         candidates = iter(rules.sample(sources, 2 * args.count, args.seed))
         with concurrent.futures.ThreadPoolExecutor(args.jobs) as pool:
             while (missing := args.count - counts["killed"] - counts["survived"]) > 0:
@@ -208,7 +254,8 @@ def main(argv: list[str] | None = None) -> int:
                     )
     print(
         f"{counts['killed']} killed, {counts['survived']} survived, of which {unexplained} are not "
-        f"explained in survivors.json; {counts['uncompiled']} did not compile"
+        f"explained in survivors.json; {counts['equivalent']} gave the unchanged object code, "
+        f"{counts['uncompiled']} did not compile"
     )
     if args.report:
         args.report.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")

@@ -20,6 +20,11 @@ _SAMPLE = {
         "score_gradient(s.at(r, c + 1), dp.at(r, c + 1), terms[3])",
         "score_gradient(s.at(r, c + 1), dp.at(r, c + 1), terms[1])",
     ),
+    "one kernel": (
+        "kernels/cuda/backward_dq.h",
+        "const i32 turn = key_tile - visible.begin / kKeys;",
+        "const i32 turn = key_tile;",
+    ),
     "combine": (
         "kernels/cuda/combine.h",
         "(s * params.rows + row) * params.dv",
@@ -50,6 +55,26 @@ def test_a_mistake_is_noticed(oracle, name):
     assert source.count(before) == 1, f"{file} has changed: choose another line for this mutant"
     verdict = oracle.judge({file: source.replace(before, after)})
     assert verdict.outcome == "killed", verdict
+
+
+def test_equal_object_code_is_equivalent_and_no_survivor(oracle):
+    file = "kernels/cuda/combine.h"
+    source = mutate.load_sources()[file]
+    verdict = oracle.judge({file: source.replace("#pragma once", "#pragma once  // changed")})
+    assert verdict.outcome == "equivalent", verdict
+
+
+def test_only_the_sources_that_read_a_file_are_compiled_anew(oracle):
+    assert oracle.sources_of(["kernels/cuda/forward.h"]) == ["forward.cc"]
+    assert oracle.sources_of(["kernels/cuda/backward_dq.h"]) == ["backward.cc"]
+    assert oracle.sources_of(["kernels/cuda/score.h"]) == ["forward.cc", "backward.cc"]
+    assert "dispatch.cc" in oracle.sources_of(["kernels/common/planner.h"])
+    assert all(oracle.sources_of([file]) for file in mutate.FILES)
+
+
+def test_a_file_that_no_source_reads_is_refused(oracle):
+    with pytest.raises(ValueError, match=r"no source of the oracle reads kernels/cuda/none\.h"):
+        oracle.judge({"kernels/cuda/none.h": ""})
 
 
 _CODE = """\

@@ -2,6 +2,7 @@
 // What decides whether a mutant of a kernel is noticed: a small selection of cases that reaches
 // every branch of the kernels of one dtype and bucket. Run under several schedules, in checked
 // mode, against the float64 reference.
+#include "kernels/common/planner.h"
 #include "tests/native/cuda/run.h"
 
 namespace attention::testing {
@@ -44,6 +45,25 @@ TEST(lean) {
   o.lq = 191;
   o.lkv = 150;
   expect_accurate(o, scheduled(emulator::Schedule::kReverse, true));
+}
+
+// Both forms of the backward pass, over three tiles of keys: the first writes the sums of dQ, the
+// second adds to them, the third writes dq. With a window, query tiles begin at a later one.
+TEST(backward_forms) {
+  for (const BackwardForm form : {BackwardForm::kTwoKernels, BackwardForm::kOneKernel}) {
+    for (int mask = 0; mask < 3; ++mask) {
+      Options o = base();
+      o.lq = 130;
+      o.lkv = 300;
+      o.q_lengths = true;
+      o.causal = o.bottom_right = mask > 0;
+      if (mask == 2) o.window_left = 40;
+      RunOptions r =
+          scheduled(mask == 1 ? emulator::Schedule::kReverse : emulator::Schedule::kRandom, true);
+      r.backward_block_q = backward_block_q(form, 2, head_bucket(o.d, o.dv));
+      expect_accurate(o, r);
+    }
+  }
 }
 
 // Every optional term, alone and together; ragged head dims.
