@@ -46,29 +46,6 @@ ATTENTION_DEVICE f32 log2_approx(f32 x) {
 #endif
 }
 
-// 1 / x; error 1 ulp (rcp.approx).
-ATTENTION_DEVICE f32 rcp_approx(f32 x) {
-#if ATTENTION_ON_GPU
-  f32 y;
-  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-#else
-  return 1.0f / x;
-#endif
-}
-
-// tanh(x) with relative error about 2^-11 (tanh.approx): enough where the result is rounded to 16
-// bits.
-ATTENTION_DEVICE f32 tanh_approx(f32 x) {
-#if ATTENTION_ON_GPU
-  f32 y;
-  asm("tanh.approx.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-#else
-  return std::tanh(x);
-#endif
-}
-
 // a * b + c in one rounding.
 ATTENTION_DEVICE f32 fma(f32 a, f32 b, f32 c) { return fmaf(a, b, c); }
 
