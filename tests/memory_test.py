@@ -5,6 +5,7 @@ Programs are compiled for long sequences but not run; XLA's own accounting is re
 """
 
 import dataclasses
+import pathlib
 import re
 
 import jax
@@ -154,3 +155,26 @@ def test_one_program_serves_new_values(backend):
     for seed in range(3):
         run.forward(dataclasses.replace(case, seed=seed).problem(), backend)
     assert run._compiled.cache_info().misses == 1
+
+
+def _asked_for_in_huge_pages(address):
+    """Whether the mapping at an address of this process has the flag of MADV_HUGEPAGE."""
+    here = False
+    for line in pathlib.Path("/proc/self/smaps").read_text().splitlines():
+        if mapping := re.match(r"([0-9a-f]+)-([0-9a-f]+) ", line):
+            here = int(mapping[1], 16) <= address < int(mapping[2], 16)
+        elif here and line.startswith("VmFlags:"):
+            return "hg" in line.split()
+    raise AssertionError(f"nothing is mapped at {address:#x}")
+
+
+def test_large_cpu_results_are_asked_for_in_huge_pages():
+    cpu = jax.devices("cpu")[0]
+    q = jax.device_put(jnp.ones((2, 2048, 8, 128)), cpu)  # 16 MiB
+    kv = jax.device_put(jnp.ones((2, 8, 1, 128)), cpu)
+    attend = jax.jit(lambda q, k, v: jax_ops.dot_product_attention(q, k, v, implementation="cpu"))
+    dq = jax.jit(jax.grad(lambda q, k, v: attend(q, k, v).sum()))
+    exist = pathlib.Path("/sys/kernel/mm/transparent_hugepage/enabled").exists()
+    for x in (attend(q, kv, kv), dq(q, kv, kv)):
+        middle = x.unsafe_buffer_pointer() + x.nbytes // 2
+        assert _asked_for_in_huge_pages(middle) == exist

@@ -2,6 +2,7 @@
 // FFI targets of the CPU library: decode, check, launch.
 #include "kernels/cpu/attention.h"
 #include "kernels/ffi/frame.h"
+#include "kernels/ffi/huge_pages.h"
 #include "kernels/ffi/pool_executor.h"
 
 namespace attention::ffi {
@@ -34,6 +35,7 @@ xla::ffi::Error forward(xla::ffi::ThreadPool pool, xla::ffi::RemainingArgs opera
                           args.workspace_bytes);
     }
     if (!status.ok()) return status;
+    ask_for_huge_pages(frame.results());
     return cpu::forward(args, PoolExecutor(pool, frame.attributes().threads));
   });
 }
@@ -52,6 +54,7 @@ xla::ffi::Error backward(xla::ffi::ThreadPool pool, xla::ffi::RemainingArgs oper
                                args.workspace_bytes);
     }
     if (!status.ok()) return status;
+    ask_for_huge_pages(frame.results());
     return cpu::backward(args, PoolExecutor(pool, frame.attributes().threads));
   });
 }
