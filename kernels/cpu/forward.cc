@@ -6,6 +6,12 @@
 #include "kernels/cpu/plan.h"
 
 namespace attention::cpu {
+namespace {
+
+// Merging so many floats takes the caller less time than it takes to wake a second thread.
+constexpr i64 kFewPartialFloats = 128 * 1024;
+
+}  // namespace
 
 Status workers_for(const Plan& plan, i64 workspace_bytes, int threads, int* workers) {
   const i64 fixed = plan.partial_floats * static_cast<i64>(sizeof(float));
@@ -43,22 +49,25 @@ Status forward_with(const Kernels& kernels, const ForwardArgs& args, const Execu
   } else {
     // Later query blocks first: with a causal mask they are the long ones, and a long last task
     // would leave the other threads idle.
-    executor.run(pairs * plan.q_blocks * plan.num_splits, workers, [&](i64 task, int worker) {
-      ForwardTask t;
-      t.args = &args;
-      t.plan = &plan;
-      t.split = static_cast<i32>(task % plan.num_splits);
-      const i64 pair = task / plan.num_splits % pairs;
-      t.b = pair / p.hkv;
-      t.kv_head = pair % p.hkv;
-      t.q_block = plan.q_blocks - 1 - static_cast<i32>(task / plan.num_splits / pairs);
-      t.scratch = workspace + worker * plan.scratch.bytes;
-      t.partials = partials;
-      kernels.forward_tiled(t);
-    });
+    const i64 groups = p.hkv / plan.heads;  // of key/value heads
+    executor.run(p.batch * groups * plan.q_blocks * plan.num_splits, workers,
+                 [&](i64 task, int worker) {
+                   ForwardTask t;
+                   t.args = &args;
+                   t.plan = &plan;
+                   t.split = static_cast<i32>(task % plan.num_splits);
+                   const i64 outer = task / plan.num_splits, pair = outer % (p.batch * groups);
+                   t.b = pair / groups;
+                   t.kv_head = pair % groups * plan.heads;
+                   t.q_block = plan.q_blocks - 1 - static_cast<i32>(outer / (p.batch * groups));
+                   t.scratch = workspace + worker * plan.scratch.bytes;
+                   t.partials = partials;
+                   kernels.forward_tiled(t);
+                 });
   }
   if (plan.num_splits > 1) {
-    executor.run(pairs * plan.q_blocks, workers, [&](i64 task, int) {
+    const int mergers = plan.partial_floats <= kFewPartialFloats ? 1 : workers;
+    executor.run(pairs * plan.q_blocks, mergers, [&](i64 task, int) {
       const i64 pair = task / plan.q_blocks;
       kernels.merge_splits(args, plan, partials, pair / p.hkv, pair % p.hkv,
                            static_cast<i32>(task % plan.q_blocks));

@@ -10,12 +10,42 @@
 
 namespace attention::cpu::ATTENTION_CPU_ISA {
 
+// The rows of K and V that are packed next, asked for a few at a time between register tiles, so
+// that memory works while the processor multiplies.
+class NextRows {
+ public:
+  struct Operand {
+    const char* rows;
+    i64 stride;  // in bytes, as `bytes` of a row
+    int bytes;
+  };
+  // `rows` rows of each operand, within `steps` steps.
+  void begin(const Operand& k, const Operand& v, int rows, int steps) {
+    operands_[0] = k;
+    operands_[1] = v;
+    row_ = 0;
+    rows_ = rows;
+    each_ = ceil_div(rows, max_of(steps, 1));
+  }
+  ATTENTION_INLINE void step() {
+    for (const int end = min_of(row_ + each_, rows_); row_ < end; ++row_)
+      for (const Operand& operand : operands_)
+        for (int c = 0; c < operand.bytes; c += 64)
+          __builtin_prefetch(operand.rows + row_ * operand.stride + c, 0, 2);
+  }
+
+ private:
+  Operand operands_[2] = {};
+  int row_ = 0, rows_ = 0, each_ = 0;
+};
+
 // Where the packed block and the row block of one task lie.
 template <typename Format>
 struct ForwardState {
   const Problem* problem;
   RowBlock block;
   Panel<Format> k, v;
+  NextRows next;
   typename Format::Element* q_t;  // [tile][d / kDepth][lanes]
   float *o_t, *s;
   u8* allow;
@@ -24,8 +54,9 @@ struct ForwardState {
   int stride_q, stride_o;  // elements of one row in lanes: padded head dimensions
 };
 
-// One tile of rows against keys [key0, key0 + keys) of the packed block.
-template <typename Format, int kVectors>
+// One tile of rows against keys [key0, key0 + keys) of the packed block. kAsks: asks for the rows
+// of the next one meanwhile; it is not free, so only where packing takes a good part of the time.
+template <typename Format, int kVectors, bool kAsks>
 inline void forward_tile(ForwardState<Format>& state, int row, i32 key0, int keys) {
   constexpr int kLd = kVectors * kLanes;
   RowBlock& block = state.block;
@@ -36,12 +67,15 @@ inline void forward_tile(ForwardState<Format>& state, int row, i32 key0, int key
   if (block_mask_hides(block, row, real_rows, {low, high})) return;
   const int first = (low - key0) / 8 * 8, last = round_up(high - key0, kRowStep);
 
+  const auto ask = [&] {
+    if constexpr (kAsks) state.next.step();
+  };
   const typename Format::Element* q_t = state.q_t + i64{row} * state.stride_q;
   float* o_t = state.o_t + i64{row} * state.stride_o;
   const ScoreTile tile{&block, row,     key0,        key0 + keys,  first,
                        last,   state.s, state.allow, state.block_k};
   score_product<Format, kVectors>(state.k.by_d + first * Panel<Format>::kRowPitch, last - first,
-                                  state.d, q_t, block.scale, state.s + first * kLd);
+                                  state.d, q_t, block.scale, state.s + first * kLd, ask);
   apply_options<kVectors>(tile, range.all, nullptr);
 
   // Online softmax, down the tile.
@@ -79,7 +113,7 @@ inline void forward_tile(ForwardState<Format>& state, int row, i32 key0, int key
   if (state.problem->dropout.threshold != 0) apply_dropout<kVectors>(tile);
   const typename Format::Element* weights = weights_by_key<Format, kVectors>(state.s, first, last);
   value_product<Format, kVectors>(state.v.by_row + first / Format::kDepth * kPitch, last - first,
-                                  state.dims_v, weights, decay, o_t);
+                                  state.dims_v, weights, decay, o_t, ask);
 }
 
 // Normalises a tile and writes it: to out and lse, or to this split's partial result.
@@ -104,7 +138,7 @@ inline void finish_tile(ForwardState<Format>& state, const ForwardTask& task, in
   const int width = state.stride_o;
   float* partial =
       task.partials + task.split * task.plan->partial_stride +
-      ((task.b * state.problem->hkv + task.kv_head) * task.plan->q_blocks + task.q_block) *
+      ((task.b * state.problem->hkv + block.kv_head) * task.plan->q_blocks + task.q_block) *
           i64{block.padded} * (width + 2);
   for (int n = 0; n < kVectors; ++n)
     for (int c = 0; c < width; c += kLanes) {
@@ -135,8 +169,6 @@ inline void forward_blocks(const ForwardTask& task) {
   state.stride_o = round_up(state.dv, 16);
   state.k = {task.scratch + at.k, plan.block_k};
   state.v = {task.scratch + at.v, plan.block_k};
-  state.q_t = reinterpret_cast<typename Format::Element*>(task.scratch + at.q_t);
-  state.o_t = reinterpret_cast<float*>(task.scratch + at.o_t);
   state.s = reinterpret_cast<float*>(task.scratch + at.s);
   state.allow = reinterpret_cast<u8*>(task.scratch + at.allow);
 
@@ -144,20 +176,36 @@ inline void forward_blocks(const ForwardTask& task) {
   const i32 q0 = task.q_block * plan.block_q;
   const i32 queries = min_of(plan.block_q, static_cast<i32>(p.lq) - q0);
   RowBlock& block = state.block;
-  block = view_rows(p, task.b, task.kv_head, static_cast<i32>(task.kv_head) * group, group, q0,
-                    queries, task.scratch + at.rows, plan.padded_rows);
-  fill_rows(block);
-  for (int r = 0; r < block.padded; ++r) {
-    block.maximum[r] = -__builtin_inff();
-    block.sum[r] = 0.f;
+  // Turns to one of the task's key/value heads, whose rows stay in scratch.
+  const auto enter = [&](i32 n) {
+    const i64 head = task.kv_head + n, rows = i64{n} * plan.padded_rows;
+    block = view_rows(p, task.b, head, static_cast<i32>(head) * group, group, q0, queries,
+                      task.scratch + at.rows + rows * kRowArrays * i64{sizeof(float)},
+                      plan.padded_rows);
+    state.q_t =
+        reinterpret_cast<typename Format::Element*>(task.scratch + at.q_t) + rows * state.stride_q;
+    state.o_t = reinterpret_cast<float*>(task.scratch + at.o_t) + rows * state.stride_o;
+  };
+  for (i32 n = 0; n < plan.heads; ++n) {
+    enter(n);
+    fill_rows(block);
+    for (int r = 0; r < block.padded; ++r) {
+      block.maximum[r] = -__builtin_inff();
+      block.sum[r] = 0.f;
+    }
+    for_each_row_tile(block.rows, [&](int row, auto vectors) {
+      pack_lanes<Format, vectors.value>(block, p.q, p.q_batch(task.b), state.d, row,
+                                        state.q_t + i64{row} * state.stride_q);
+      memset(state.o_t + i64{row} * state.stride_o, 0,
+             sizeof(float) * static_cast<size_t>(state.stride_o * vectors.value * kLanes));
+    });
   }
-  for_each_row_tile(block.rows, [&](int row, auto vectors) {
-    pack_lanes<Format, vectors.value>(block, p.q, p.q_batch(task.b), state.d, row,
-                                      state.q_t + i64{row} * state.stride_q);
-    memset(state.o_t + i64{row} * state.stride_o, 0,
-           sizeof(float) * static_cast<size_t>(state.stride_o * vectors.value * kLanes));
-  });
 
+  const auto key_rows = [&](const void* operand, BatchMap batch, int d, i32 key, i32 n) {
+    const i64 row = (batch(task.b) * p.lkv + key) * p.hkv + task.kv_head + n;
+    return NextRows::Operand{static_cast<const char*>(element(operand, p.dtype, row * d)),
+                             p.hkv * d * size_of(p.dtype), d * size_of(p.dtype)};
+  };
   // A split is a fixed interval of keys, whatever the rows of this block can see of it.
   Range keys = keys_of_rows(block.mask, {q0, q0 + queries});
   keys.begin = max_of(keys.begin, task.split * plan.split_size);
@@ -169,18 +217,37 @@ inline void forward_blocks(const ForwardTask& task) {
   for (i32 key0 = keys.begin / plan.block_k * plan.block_k; key0 < keys.end; key0 += plan.block_k) {
     const i32 begin = max_of(key0, keys.begin / 8 * 8);
     const i32 count = min_of(key0 + plan.block_k, keys.end) - begin;
-    if (block_mask_hides(block, 0, block.rows, {begin, begin + count})) continue;
-    const i32 padded = round_up(count, 8);
-    pack_keys(block, p.k, p.k_batch, state.d, begin, count, padded, state.k);
-    pack_keys(block, p.v, p.v_batch, state.dv, begin, count, padded, state.v);
-    pack_by_row(state.v, padded, state.dv);
+    for (i32 n = 0; n < plan.heads; ++n) {
+      enter(n);
+      if (block_mask_hides(block, 0, block.rows, {begin, begin + count})) continue;
+      const i32 padded = round_up(count, 8);
+      pack_keys(block, p.k, p.k_batch, state.d, begin, count, padded, state.k);
+      pack_keys(block, p.v, p.v_batch, state.dv, begin, count, padded, state.v);
+      pack_by_row(state.v, padded, state.dv);
+      if (plan.heads == 1) {
+        for_each_row_tile(block.rows, [&](int row, auto vectors) {
+          forward_tile<Format, vectors.value, false>(state, row, begin, count);
+        });
+        continue;
+      }
+      // The same keys of the next head, or the next keys of the first one.
+      const bool same_keys = n + 1 < plan.heads;
+      const i32 next_key = same_keys ? begin : key0 + plan.block_k;
+      state.next.begin(key_rows(p.k, p.k_batch, state.d, next_key, same_keys ? n + 1 : 0),
+                       key_rows(p.v, p.v_batch, state.dv, next_key, same_keys ? n + 1 : 0),
+                       clamp_to(keys.end - next_key, 0, plan.block_k),
+                       ceil_div(block.rows, kRowTile) * (padded + state.dv) / kTileRows);
+      for_each_row_tile(block.rows, [&](int row, auto vectors) {
+        forward_tile<Format, vectors.value, true>(state, row, begin, count);
+      });
+    }
+  }
+  for (i32 n = 0; n < plan.heads; ++n) {
+    enter(n);
     for_each_row_tile(block.rows, [&](int row, auto vectors) {
-      forward_tile<Format, vectors.value>(state, row, begin, count);
+      finish_tile<Format, vectors.value>(state, task, row);
     });
   }
-  for_each_row_tile(block.rows, [&](int row, auto vectors) {
-    finish_tile<Format, vectors.value>(state, task, row);
-  });
 }
 
 inline void forward_tiled(const ForwardTask& task) {

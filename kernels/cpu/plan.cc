@@ -13,7 +13,7 @@ namespace {
 // cache, is amortised over them. Their Q^T and O^T pass by once for each block of keys, in order,
 // so they need not stay in the second-level cache; a call should have some tasks to share out.
 constexpr i64 kForwardRows = 1024;
-constexpr i64 kForwardRowFloats = 262144;  // rows * (D + Dv): 1 MB
+constexpr i64 kForwardRowFloats = 262144;  // rows * (D + Dv) of all heads of a task: 1 MB
 constexpr i64 kFewForwardRows = 384;
 constexpr i64 kForwardTasks = 32;
 constexpr i64 kBlockKeys = 128;
@@ -131,10 +131,27 @@ i64 forward_rows(const Shape& s) {
                        most);
 }
 
+// Key/value heads that one forward task may take: their rows fit.
+i64 most_heads(const Shape& s, const Plan& plan) {
+  return clamp_to<i64>(kForwardRowFloats / (plan.padded_rows * (s.d + s.dv)), 1, s.hkv);
+}
+
+// Those that it takes: as many as leave some tasks to share out. Rows of one head lie scattered in
+// memory; a task that takes the heads of a block in turn reads its pages in order.
+i64 forward_heads(const Shape& s, const Plan& plan) {
+  const i64 tasks_of_a_head = std::min(s.batch * plan.q_blocks, kForwardTasks) *
+                              clamp_to<i64>(s.lkv / kMinSplitKeys, 1, kForwardTasks);
+  i64 heads = most_heads(s, plan);
+  while (heads > 1 && (s.hkv % heads != 0 || tasks_of_a_head * (s.hkv / heads) < kForwardTasks))
+    --heads;
+  return heads;
+}
+
 void choose_decode_blocks(const Shape& s, const Tuning& t, Plan* plan) {
   plan->block_q = static_cast<i32>(s.lq);
   plan->q_blocks = 1;
-  plan->padded_rows = static_cast<i32>(round_up(s.lq * (s.hq / s.hkv), i64{kMaxRowTile}));
+  // No row is padded: the unused ones of partial results would be further pages of memory.
+  plan->padded_rows = static_cast<i32>(s.lq * (s.hq / s.hkv));
   if (t.block_k == 0) {
     const i64 key_bytes = s.hq * s.lq * kFloat;
     const i64 keys = clamp_to<i64>(kDecodeWeightBytes / key_bytes / 16 * 16, 16, kBlockKeys);
@@ -187,8 +204,8 @@ Status plan_forward(const Shape& s, const Tuning& tuning, int threads, Plan* pla
   choose_blocks(s, tuning, forward_rows(s), kBlockKeys, plan);
   if (decode) choose_decode_blocks(s, tuning, plan);
 
-  // A decode task takes all heads.
-  const i64 tasks = s.batch * (decode ? 1 : s.hkv) * plan->q_blocks;
+  plan->heads = static_cast<i32>(decode ? s.hkv : forward_heads(s, *plan));
+  const i64 tasks = s.batch * (s.hkv / plan->heads) * plan->q_blocks;
   i64 splits = tuning.num_splits;
   if (splits == 0)
     splits = clamp_to<i64>(ceil_div<i64>(i64{4} * threads, tasks), 1,
@@ -202,7 +219,9 @@ Status plan_forward(const Shape& s, const Tuning& tuning, int threads, Plan* pla
 
   const i64 rows = plan->padded_rows, keys = plan->block_k;
   const i64 d = round_up<i64>(s.d, 16), dv = round_up<i64>(s.dv, 16);
-  const i64 heads = decode ? s.hkv : 1;  // whose rows a task holds
+  // Room for the same heads at any batch size, as for the same tasks: a line above the workspaces
+  // of some batch sizes is above those of all (jax_ops/_plan.py).
+  const i64 heads = decode ? s.hkv : most_heads(s, *plan);
   Layout layout;
   if (!decode) {
     plan->scratch.k = layout.add(keys * kPackPitch * kFloat);
@@ -217,15 +236,16 @@ Status plan_forward(const Shape& s, const Tuning& tuning, int threads, Plan* pla
     plan->scratch.s = layout.add(all * (keys + kDecodePad) * kFloat);
     plan->scratch.decay = layout.add(all * kFloat);
   } else {
-    plan->scratch.q_t = layout.add(rows * d * kFloat);
-    plan->scratch.o_t = layout.add(rows * dv * kFloat);
+    plan->scratch.q_t = layout.add(heads * rows * d * kFloat);
+    plan->scratch.o_t = layout.add(heads * rows * dv * kFloat);
     plan->scratch.s = layout.add((keys + kMaxRowTile) * kMaxRowTile * kFloat);
   }
   plan->scratch.rows = layout.add(heads * rows * kRowArrays * kFloat);
   plan->scratch.bytes = layout.bytes();
   if (plan->num_splits > 1)
     plan->partial_stride = s.batch * s.hkv * plan->q_blocks * rows * (dv + 2);
-  return finish(plan, threads, tasks, plan->num_splits > 1 ? 1 : 0);
+  return finish(plan, threads, s.batch * (decode ? 1 : s.hkv) * plan->q_blocks,
+                plan->num_splits > 1 ? 1 : 0);
 }
 
 Status plan_backward(const Shape& s, const Tuning& tuning, int threads, Plan* plan) {

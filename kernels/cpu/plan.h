@@ -49,15 +49,13 @@ struct Plan {
   i32 num_splits = 1;  // parts of the key axis (forward), of the query axis (backward)
   i32 split_size = 0;  // keys (forward) or query blocks (backward) of one split
   i32 q_blocks = 0;
+  i32 heads = 1;        // key/value heads of one forward task
   i32 padded_rows = 0;  // rows of one task, rounded up to the widest row tile
   Scratch scratch;
   i64 partial_floats = 0;  // of all partial results together
   i64 partial_stride = 0;  // floats of one split's
   int workers = 1;         // that the workspace is sized for
   i64 workspace_bytes = 0;
-
-  i64 worker_offset(i64 worker) const { return worker * scratch.bytes; }
-  i64 partial_offset(int used_workers) const { return used_workers * scratch.bytes; }
 };
 
 inline constexpr i32 kMaxRowTile = 32;  // the widest row tile of any instruction set

@@ -100,13 +100,20 @@ ATTENTION_INLINE void for_each_row_tile(int rows, const Function& function) {
   if (row < rows) function(row, Constant<1>{});
 }
 
+// What a product does between its register tiles: nothing.
+struct NothingBetween {
+  ATTENTION_INLINE void operator()() const {}
+};
+
 // S^T[key][lane] = factor * sum_d K[key][d] Q^T[d][lane], for `keys` packed rows of K (by_d).
-template <typename Format, int kVectors>
+template <typename Format, int kVectors, typename Between = NothingBetween>
 inline void score_product(const typename Format::Element* k, int keys, int d,
-                          const typename Format::Element* q_t, float factor, float* s) {
+                          const typename Format::Element* q_t, float factor, float* s,
+                          const Between& between = {}) {
   constexpr int kLd = kVectors * kLanes, kRowPitch = Panel<Format>::kRowPitch;
   const int depth = ceil_div(d, Format::kDepth);
   for_each_tile(keys, [&](int m, auto rows) {
+    between();
     F acc[rows.value][kVectors] = {};
     accumulate<Format, rows.value, kVectors, kRowPitch, 1, kLd>(k + m * kRowPitch, q_t, depth, acc);
     const F f = set(factor);
@@ -155,13 +162,14 @@ ATTENTION_INLINE typename Format::Element* weights_by_key(float* s, int first, i
 
 // O^T[d][lane] = decay[lane] * O^T[d][lane] + sum_key V[key][d] P[key][lane], for `keys` packed
 // rows of V (by_row) and `dims` rows of O^T (head dimension rounded up to kRowStep).
-template <typename Format, int kVectors>
+template <typename Format, int kVectors, typename Between = NothingBetween>
 inline void value_product(const typename Format::Element* v, int keys, int dims,
-                          const typename Format::Element* p, const F (&decay)[kVectors],
-                          float* o_t) {
+                          const typename Format::Element* p, const F (&decay)[kVectors], float* o_t,
+                          const Between& between = {}) {
   constexpr int kLd = kVectors * kLanes;
   const int depth = keys / Format::kDepth;
   for_each_tile(dims, [&](int m, auto rows) {
+    between();
     F acc[rows.value][kVectors] = {};
     accumulate<Format, rows.value, kVectors, 1, kPitch, kLd>(v + m, p, depth, acc);
 #pragma GCC unroll 16

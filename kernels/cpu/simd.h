@@ -109,15 +109,6 @@ ATTENTION_INLINE M mask_of_bits(u32 bits) {
 ATTENTION_INLINE F zero() { return set(0.f); }
 ATTENTION_INLINE F absolute(F x) { return bits_to_float(float_to_bits(x) & set(0x7FFFFFFF)); }
 
-// The sum of all lanes, in a fixed order.
-ATTENTION_INLINE float sum_lanes(F x) {
-  float lanes[kLanes];
-  store(lanes, x);
-  for (int width = kLanes / 2; width > 0; width /= 2)
-    for (int i = 0; i < width; ++i) lanes[i] += lanes[i + width];
-  return lanes[0];
-}
-
 ATTENTION_INLINE bool any_bit(I x) {
   i32 lanes[kLanes], all = 0;
   store(lanes, x);

@@ -323,6 +323,38 @@ TEST(plans_are_stable) {
         }
 }
 
+// An exported program with a symbolic batch asks for a workspace on a line above those of some
+// batch sizes (jax_ops/_plan.py), with the blocks and splits of one batch entry.
+TEST(workspaces_lie_below_a_line) {
+  for (const i32 threads : {1, 2, 8, 64})
+    for (const i64 lkv : {16, 64, 300, 4096})
+      for (const i64 lq : {1, 16, 64, 300})
+        for (const i64 hkv : {1, 8}) {
+          PlanRequest request{};
+          request.lq = lq;
+          request.lkv = lkv;
+          request.hq = 16;
+          request.hkv = hkv;
+          request.d = request.dv = 64;
+          request.threads = threads;
+          PlanResult result;
+          const auto workspace = [&](i64 batch) {
+            request.batch = batch;
+            EXPECT(attention_plan_cpu(&request, &result) == 0);
+            return result.workspace_bytes;
+          };
+          const i64 first = workspace(1);
+          request.block_q = result.block_q;
+          request.block_k = result.block_k;
+          request.num_splits = result.num_splits;
+          i64 slope = 0;
+          for (const i64 batch : {2, 3, 7, 64, 1000, 4096})
+            slope = std::max(slope, ceil_div(workspace(batch) - first, batch - 1));
+          for (i64 batch = 1; batch <= 100; ++batch)
+            EXPECT(workspace(batch) <= first + slope * (batch - 1));
+        }
+}
+
 }  // namespace attention::testing
 
 TEST_MAIN()

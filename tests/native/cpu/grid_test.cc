@@ -12,14 +12,14 @@ namespace {
 
 const i64 kLengths[] = {1, 2, 7, 63, 64, 65, 127, 129, 192};
 
-void check_all(const Options& options) {
+void check_all(const Options& options, const Tuning& tuning = {}) {
   const Case c(options);
   const Expected expected(c);
   const cpu::KernelList list = cpu::available_kernels();
   const ShuffledExecutor executor(3);
   for (int n = 0; n < list.count; ++n) {
     Output output(c);
-    std::string error = run_case(c, *list.entries[n], executor, {}, &output);
+    std::string error = run_case(c, *list.entries[n], executor, tuning, &output);
     if (error.empty()) error = compare(expected, &output);
     EXPECT_THAT(error.empty(), c.name() + " [" + list.entries[n]->name + "]: " + error);
   }
@@ -136,6 +136,27 @@ TEST(longer) {
       o.seed = ++seed;
       check_all(o);
     }
+}
+
+// Few rows of many sequences: a task takes two of four key/value heads, or all of them.
+TEST(heads_of_one_task) {
+  u32 seed = 1200;
+  for (const std::vector<Change>& changes : {kCommon, kRarer})
+    for (const Change change : changes)
+      for (const i64 batch : {16, 32}) {
+        Options o;
+        o.dtype = ++seed % 3 == 0 ? DType::kBFloat16 : DType::kFloat32;
+        o.batch = batch;
+        o.lq = 19;
+        o.lkv = 200;
+        o.hkv = 4;
+        o.group = 2;
+        o.d = 8;
+        o.dv = 16;
+        o.seed = seed;
+        change(o);
+        check_all(o, {0, 0, seed % 2 == 0 ? 1 : 3});
+      }
 }
 
 }  // namespace attention::testing
