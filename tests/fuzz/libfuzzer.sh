@@ -16,7 +16,8 @@ if ! command -v clang++ >/dev/null; then
   exit 1
 fi
 
-kernels=(//kernels/cpu:cpu //kernels/cpu:{portable,avx2,avx512,avx512_bf16} //kernels/cuda:attention_emulated
+emulated=(attention_emulated {forward,backward}_units_emulator)
+kernels=(//kernels/cpu:cpu //kernels/cpu:{portable,avx2,avx512,avx512_bf16} "${emulated[@]/#///kernels/cuda:}"
   //kernels/emulator:emulator)
 # The headers of XLA are fetched for the handlers.
 ./bazelw build "${kernels[@]}" //kernels/ffi:cpu_handlers
@@ -46,7 +47,7 @@ compile emulated_handlers kernels/ffi/cuda_handlers.cc -DATTENTION_EMULATED
 compile cpu_plan kernels/cpu/plan.cc
 compile emulated_plan kernels/cuda/plan.cc -DATTENTION_PLAN_FUNCTION=attention_plan_emulated
 # Objects of the build that are not named above, in any order.
-find "${bin}/kernels/cpu" "${bin}/kernels/cuda/_objs/attention_emulated" "${bin}/kernels/emulator" -name '*.pic.o' \
+find "${bin}/kernels/cpu" "${emulated[@]/#/${bin}/kernels/cuda/_objs/}" "${bin}/kernels/emulator" -name '*.pic.o' \
   ! -name 'plan.pic.o' >"${build}/objects"
 clang++ "${flags[@]}" -fsanitize=fuzzer "${build}"/*.o "@${build}/objects" -lpthread -o "${build}/call_decoding_fuzzer"
 
