@@ -43,7 +43,12 @@ _COPTS = [
     "-Werror",
     # Results must not depend on which multiply and add the compiler fuses; kernels ask for FMA by its intrinsic.
     "-ffp-contract=off",
-]
+] + select({
+    # With checks in every load, -O3 takes the compiler many minutes on fully inlined kernels. With less inlining, GCC 12 takes the
+    # undefined vectors of its own AVX-512 headers for uninitialised variables.
+    "//bazel/cc:sanitizers": ["-O1", "-Wno-uninitialized"],
+    "//conditions:default": [],
+})
 
 def cc_library(name, copts = [], **kwargs):
     """See the head of this file.

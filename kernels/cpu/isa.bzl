@@ -34,11 +34,6 @@ def isa_library(name, hdrs, deps):
             "-Wno-maybe-uninitialized",
             # Vector types are passed between inlined functions only.
             "-Wno-psabi",
-        ] + select({
-            # With checks in every load, -O3 takes the compiler many minutes on these fully inlined kernels.
-            "//kernels/cpu:address_sanitizer": ["-O1"],
-            "//kernels/cpu:undefined_sanitizer": ["-O1"],
-            "//conditions:default": [],
-        }),
+        ],
         deps = deps,
     )

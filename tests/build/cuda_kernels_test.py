@@ -53,8 +53,22 @@ def test_every_bucket_has_its_kernels(kernels, dtype, bucket):
 _MAIN = r"(?:Forward|BackwardQ|BackwardKv|BackwardBias)<(?:bf16|f16), (?:64, 64|128, 128)(?:, .*)?>"
 
 
+# Where the compiler runs out of registers, on architectures that nobody tuned for: a few bytes of
+# stack in gradient kernels of head dim 128 (docs/kernels.md).
+_SPILLS = {
+    "sm_80": None,
+    "sm_86": "BackwardKv<b?f16, 128, 128, false, .*, true>",
+    "compute_120": "BackwardKv<b?f16, 128, 128, (?:false, .*, true|true, .*, false)>",
+}
+_MOST_SPILLED_BYTES = 64
+
+
 def test_main_kernels_use_no_local_memory(kernels):
+    spills = _SPILLS[os.environ["ATTENTION_TEST_ARCHITECTURE"]]
     for name, kernel in _matching(kernels, _MAIN).items():
+        if spills and re.fullmatch(spills, name):
+            assert kernel["stack"] <= _MOST_SPILLED_BYTES, f"{name}: {kernel}"
+            continue
         local = kernel["stack"], kernel["local_loads"], kernel["local_stores"]
         assert local == (0, 0, 0), f"{name}: stack, local loads, local stores are {local}"
 

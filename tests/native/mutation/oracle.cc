@@ -89,6 +89,13 @@ TEST(general) {
   o.bias = true;
   o.bias_axes = {false, true, false, true};
   expect_accurate(o, scheduled(emulator::Schedule::kRandom, true));
+  // Full tiles before masked ones, and the other way round.
+  o = base();
+  o.group = 1;
+  o.lq = o.lkv = 193;
+  o.block_mask = true;
+  o.seed = 2;
+  expect_accurate(o, scheduled(emulator::Schedule::kForward, true));
   // Odd rows start at odd elements: no pair of 16-bit values is aligned.
   o = base();
   o.lkv = 70;
@@ -152,6 +159,7 @@ TEST(poison) {
     o.lkv = 150;
     o.kv_lengths = !segments;
     o.segments = segments;
+    o.soft_cap = segments ? 2.f : 0.f;  // its slope is of a raw product, which may be NaN
     Case clean(o), poisoned(o);
     const Problem& p = clean.problem;
     for (std::vector<u8>* x : {&poisoned.k, &poisoned.v}) {
