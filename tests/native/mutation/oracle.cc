@@ -142,6 +142,11 @@ TEST(decode) {
   }
   o.lq = 3;  // 12 rows: the lower half of the tile's rows too
   expect_accurate(o, r);
+  o.batch = o.hkv = 1;
+  o.group = 3;  // 9 rows: the last block of the combine kernel has one
+  expect_accurate(o, r);
+  o.batch = o.hkv = 2;
+  o.group = 4;
   o.lq = 5;
   o.window_left = 130;
   r = scheduled(emulator::Schedule::kRandom, false);
