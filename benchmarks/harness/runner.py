@@ -84,17 +84,17 @@ def measure_group(context: Context, group: Group) -> None:
         pending.append(contender)
     if not pending:
         return
-    # The baseline first, also where all its rounds are held already (it is prepared then, and not
-    # timed): the others are compared with its outputs.
-    baseline = next((c for c in group.contenders if c.impl == context.baseline), None)
-    if baseline is not None and baseline not in pending and _has_numbers(context, baseline):
-        pending.append(baseline)
     pending.sort(key=lambda contender: contender.impl != context.baseline)
     if kind == "max_seq":
         for contender in pending:
             context.progress.step(contender.impl)
             context.add(context.row(contender) | _search(context, contender))
         return
+    # The baseline first, also where all its rounds are held already (it is prepared then, and not
+    # timed): the others are compared with its outputs.
+    baseline = next((c for c in group.contenders if c.impl == context.baseline), None)
+    if baseline is not None and baseline not in pending and _has_numbers(context, baseline):
+        pending.insert(0, baseline)
     with tempfile.TemporaryDirectory(prefix="benchmark_") as folder:
         if kind == "peak" or context.isolated:
             _measure_isolated(context, group, pending, missing, Path(folder))

@@ -122,6 +122,21 @@ def test_resumed_rows_are_compared_with_a_baseline_that_was_complete(tmp_path, i
     assert row["rel_vs_jax_xla"] == kept[1]["rel_vs_jax_xla"]
 
 
+def test_a_resumed_search_leaves_the_baseline_alone(tmp_path):
+    """The others are not compared with its outputs there."""
+    path = tmp_path / "r.json"
+    settings = dataclasses.replace(
+        TINY, suite="max_seq", impls=("jax_xla", "default"), baseline_impl="jax_xla", max_seq=256
+    )
+    measure(settings, support.open_store(settings, path))
+    data = json.loads(path.read_text())
+    kept = data["results"][:1]
+    path.write_text(json.dumps(data | {"results": kept}))
+    again = measure(settings, support.open_store(settings, path, resume=True))
+    assert again[:1] == kept
+    assert [one["impl"] for one in again] == ["jax_xla", "default"]
+
+
 @pytest.mark.parametrize(
     ("settings", "ending"),
     [
