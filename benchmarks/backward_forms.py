@@ -30,6 +30,7 @@ from benchmarks.harness.errors import WrongResultError
 from benchmarks.harness.flags import FlagError, check_writable, exit_with, run_app, typed_path
 from benchmarks.harness.inputs import attention_inputs
 from benchmarks.harness.program import JaxProgram
+from benchmarks.harness.store import replace_file
 
 # Query rows of a tile that tell the forms apart, by head dim (backward_block_q in
 # kernels/common/planner.h, which refuses any other number).
@@ -260,7 +261,7 @@ def main(argv: list[str]) -> int:
             print(f"{case.label()}: {entry['error']}", flush=True)
         result["cases"].append(entry)
         if output is not None:
-            output.write_text(json.dumps(result, indent=1) + "\n")
+            replace_file(output, json.dumps(result, indent=1) + "\n")
     losses = [entry["planned_to_best"] for entry in result["cases"] if "error" not in entry]
     if losses:
         print(f"the planner's choice takes up to {max(losses):.3f} of the better form's time")

@@ -148,7 +148,7 @@ class Store:
             with _alone_in(self.path.parent):
                 overtaken = _version(self.path) != self._version
                 written = self._beside() if overtaken else self.path
-                _replace(written, _dump(self._data))
+                replace_file(written, _dump(self._data))
                 self._version = _version(self.path)
         except OSError as error:
             kept = "its last complete version is kept" if self.path.exists() else "nothing is kept"
@@ -192,9 +192,12 @@ def _alone_in(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _replace(path: Path, text: str) -> None:
-    # One name, which only the process that is alone in the folder uses: what a kill leaves there,
-    # the next write takes away.
+def replace_file(path: Path, text: str) -> None:
+    """Writes a file so that a kill or a full disk leaves its last whole version.
+
+    Raises OSError. Of two processes in one folder only one at a time may call it.
+    """
+    # One name for all: what a kill leaves there, the next write takes away.
     temporary = path.with_name(path.name + ".tmp")
     try:
         with temporary.open("w", encoding="utf-8") as file:

@@ -50,7 +50,7 @@ struct Plan {
   i32 split_size = 0;  // keys (forward) or query blocks (backward) of one split
   i32 q_blocks = 0;
   i32 heads = 1;        // key/value heads of one forward task
-  i32 padded_rows = 0;  // rows of one task, rounded up to the widest row tile
+  i32 padded_rows = 0;  // rows of one head of a task; not for decode: rounded up to whole tiles
   Scratch scratch;
   i64 partial_floats = 0;  // of all partial results together
   i64 partial_stride = 0;  // floats of one split's
