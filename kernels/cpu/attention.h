@@ -52,7 +52,7 @@ Status forward(const ForwardArgs& args, const Executor& executor);
 Status backward(const BackwardArgs& args, const Executor& executor);
 
 // The instruction set that kernels run with: the best one of this machine, or the one that the
-// environment variable JAX_OPS_CPU_ISA names (portable, avx2, avx512, avx512_bf16). Null, with
+// environment variable JAX_OPS_CPU_ISA names (portable, avx2, avx512, avx512_bf16, amx). Null, with
 // `status` set, when that one is unknown or not available here.
 const char* instruction_set(Status* status);
 

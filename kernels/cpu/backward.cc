@@ -47,7 +47,7 @@ Status backward_with(const Kernels& kernels, const BackwardArgs& args, const Exe
 
   char* workspace = static_cast<char*>(args.workspace);
   float* partials = reinterpret_cast<float*>(workspace + workers * plan.scratch.bytes);
-  const i64 keys_floats = round_up<i64>(p.lkv, 8) * round_up<i64>(p.d, 16);
+  const i64 keys_floats = padded_keys(p.lkv) * round_up<i64>(p.d, 16);
   const i64 pairs = p.batch * p.hkv;
   executor.run(pairs * plan.num_splits, workers, [&](i64 task, int worker) {
     BackwardTask t;

@@ -59,6 +59,28 @@ inline void accumulate_keys(const GradientState<Format>& state, const RowWeights
   if (column < width) strip(column, Constant<1>{});
 }
 
+// The same on matrix tiles; `rows` is the right side of a panel (pack_by_row).
+template <typename Format>
+inline void accumulate_key_tiles(const GradientState<Format>& state,
+                                 const RowWeights<Format>& weights, const u32* rows,
+                                 int padded_keys, int width, float* acc_rows) {
+  const RowBlock& block = state.block;
+  for (int m = 0; m < padded_keys; m += kTileBlock)
+    for_each_tile_block(width, [&](int column, auto column_tiles) {
+      using Block = TileBlock<2, decltype(column_tiles)::value>;
+      float* sums = acc_rows + i64{m} * width + column;
+      Block::load(sums, width);
+      for (int row = 0; row < block.tiled; row += kRowTile) {
+        if (m + kTileBlock <= block.tile_first[row] || m >= block.tile_last[row]) continue;
+        Block::multiply(weights.template tile<kRowTile>(row, state.block_k) + m * kTileSide,
+                        kTileSide, kTileElements,
+                        rows + row / kRowTile * tile_step(width) + column * kTileSide, kTileSide,
+                        kTileElements);
+      }
+      Block::store(sums, width);
+    });
+}
+
 // Register tiles of accumulate_keys may reach over the ends of a row tile's interval: what lies
 // there must count as 0.
 template <typename Format, int kVectors>
@@ -83,7 +105,7 @@ inline void write_key_gradients(const BackwardArgs& args, const float* partials,
   const float scale = p.scale_array.data ? *p.scale_array.row(b) : p.scale;
   const int d = static_cast<int>(p.d), dv = static_cast<int>(p.dv);
   const int width_k = round_up(d, 16), width_v = round_up(dv, 16);
-  const float* partial_v = partials + round_up<i64>(p.lkv, 8) * width_k;
+  const float* partial_v = partials + padded_keys(p.lkv) * width_k;
   with_type(p.dtype, [&](auto tag) {
     using Memory = typename decltype(tag)::Memory;
     const auto write = [&](const float* source, int width, int size, float factor, void* result) {
@@ -160,7 +182,7 @@ inline void backward_blocks(const BackwardTask& task) {
   float* dq_t_all = reinterpret_cast<float*>(task.scratch + plan.scratch.o_t);
   const int width_k = round_up(state.d, 16), width_v = round_up(state.dv, 16);
   const int dims = round_up(state.d, kRowStep);
-  const i64 padded_lkv = round_up<i64>(p.lkv, 8);
+  const i64 padded_lkv = padded_keys(p.lkv);
   memset(task.dk, 0, sizeof(float) * static_cast<size_t>(padded_lkv * width_k));
   memset(task.dv, 0, sizeof(float) * static_cast<size_t>(padded_lkv * width_v));
 
@@ -171,6 +193,8 @@ inline void backward_blocks(const BackwardTask& task) {
     block = view_rows(p, task.b, task.kv_head, static_cast<i32>(task.kv_head) * group, group, q0,
                       queries, task.scratch + plan.scratch.rows, plan.padded_rows);
     fill_rows(block);
+    // Sums over rows run in whole matrix tiles.
+    if constexpr (Format::kTiled) block.tiled = round_up(block.rows, kRowTile);
     load_rows(state);
     for (int r = 0; r < block.padded; ++r) block.dslope[r] = block.dscale[r] = 0.f;
     memset(dq_t_all, 0,
@@ -179,14 +203,14 @@ inline void backward_blocks(const BackwardTask& task) {
     const Range keys = keys_of_rows(block.mask, {q0, q0 + queries});
     for (i32 key0 = keys.begin / plan.block_k * plan.block_k; key0 < keys.end;
          key0 += plan.block_k) {
-      const i32 begin = max_of(key0, keys.begin / 8 * 8);
+      const i32 begin = max_of(key0, keys.begin / Format::kFirstStep * Format::kFirstStep);
       const i32 count = min_of(key0 + plan.block_k, keys.end) - begin;
       if (block_mask_hides(block, 0, block.rows, {begin, begin + count})) continue;
-      const i32 padded = round_up(count, 8);
+      const i32 padded = round_up(count, Format::kFirstStep);
       pack_keys(block, p.k, p.k_batch, state.d, begin, count, padded, state.k);
-      pack_by_row(state.k, padded, state.d);
+      pack_by_row<Side::kLeft>(state.k, padded, state.d);
       pack_keys(block, p.v, p.v_batch, state.dv, begin, count, padded, state.v);
-      for_each_row_tile(block.rows, [&](int row, auto vectors) {
+      for_each_row_tile(block.tiled, [&](int row, auto vectors) {
         constexpr int kVectors = decltype(vectors)::value;
         const Range range = gradient_tile<Format, kVectors>(state, row, begin, count);
         block.tile_first[row] = range.begin;
@@ -199,7 +223,7 @@ inline void backward_blocks(const BackwardTask& task) {
         for (int n = 0; n < kVectors; ++n) keep[n] = set(1.f);
         round_rows<Format, kVectors>(s, ds, range, state.block_k);
         value_product<Format, kVectors>(
-            state.k.by_row + range.begin / Format::kDepth * kPitch, range.end - range.begin, dims,
+            state.k.rows_from(range.begin, state.d), range.end - range.begin, dims,
             weights_by_key<Format, kVectors>(ds, range.begin, range.end), keep,
             dq_t_all + i64{row} * width_k);
         clear_around<Format, kVectors>(s, range, padded);
@@ -209,12 +233,18 @@ inline void backward_blocks(const BackwardTask& task) {
       const Weights ds_by_row = Format::kDepth == 1
                                     ? Weights{reinterpret_cast<Element*>(state.ds), false}
                                     : Weights{reinterpret_cast<Element*>(state.s), true};
-      accumulate_keys<Format>(state, p_by_row, state.d_out.by_row, padded, width_v,
-                              task.dv + i64{begin} * width_v);
-      accumulate_keys<Format>(state, ds_by_row, state.q.by_row, padded, width_k,
-                              task.dk + i64{begin} * width_k);
+      const auto accumulate_rows = [&](const Weights& weights, const Element* rows, int width,
+                                       float* acc_rows) {
+        if constexpr (Format::kTiled) {
+          accumulate_key_tiles(state, weights, rows, padded, width, acc_rows + i64{begin} * width);
+        } else {
+          accumulate_keys(state, weights, rows, padded, width, acc_rows + i64{begin} * width);
+        }
+      };
+      accumulate_rows(p_by_row, state.d_out.by_row, width_v, task.dv);
+      accumulate_rows(ds_by_row, state.q.by_row, width_k, task.dk);
     }
-    for_each_row_tile(block.rows, [&](int row, auto vectors) {
+    for_each_row_tile(block.tiled, [&](int row, auto vectors) {
       finish_rows<Format, vectors.value>(state, dq_t_all + i64{row} * width_k, row);
     });
   }
@@ -223,10 +253,8 @@ inline void backward_blocks(const BackwardTask& task) {
 }
 
 inline void backward(const BackwardTask& task) {
-#if defined(__AVX512BF16__)
-  if (task.args->problem.dtype == DType::kBFloat16) return backward_blocks<Pairs>(task);
-#endif
-  backward_blocks<Singles>(task);
+  with_format(task.args->problem.dtype,
+              [&](auto format) { backward_blocks<decltype(format)>(task); });
 }
 
 }  // namespace attention::cpu::ATTENTION_CPU_ISA

@@ -25,7 +25,7 @@ inline void bias_gradient_block(const BackwardArgs& args, const Plan& plan, i64 
   GradientState<Format> state = make_gradient_state<Format>(args, plan, scratch);
   RowBlock& block = state.block;
   float* acc = reinterpret_cast<float*>(scratch + plan.scratch.dbias);
-  memset(acc, 0, sizeof(float) * static_cast<size_t>(i64{plan.padded_rows} * plan.block_k));
+  memset(acc, 0, sizeof(float) * static_cast<size_t>(i64{plan.padded_rows} * state.block_k));
 
   // Axes that dbias has are cut into blocks, one of which is this task's; the others are walked.
   const i32 q_first = blocks.sums_queries ? 0 : q_block * blocks.block_q;
@@ -48,7 +48,7 @@ inline void bias_gradient_block(const BackwardArgs& args, const Plan& plan, i64 
           const i32 count = min_of(min_of(begin + plan.block_k, k_last), seen.end) - begin;
           if (count <= 0 || begin + count <= seen.begin) continue;
           if (block_mask_hides(block, 0, block.rows, {begin, begin + count})) continue;
-          const i32 padded = round_up(count, 8);
+          const i32 padded = round_up(count, Format::kFirstStep);
           pack_keys(block, p.k, p.k_batch, state.d, begin, count, padded, state.k);
           pack_keys(block, p.v, p.v_batch, state.dv, begin, count, padded, state.v);
           for_each_row_tile(block.tiled, [&](int row, auto vectors) {
@@ -89,11 +89,9 @@ inline void bias_gradient_block(const BackwardArgs& args, const Plan& plan, i64 
 }
 
 inline void bias_gradient(const BackwardArgs& args, const Plan& plan, i64 index, char* scratch) {
-#if defined(__AVX512BF16__)
-  if (args.problem.dtype == DType::kBFloat16)
-    return bias_gradient_block<Pairs>(args, plan, index, scratch);
-#endif
-  bias_gradient_block<Singles>(args, plan, index, scratch);
+  with_format(args.problem.dtype, [&](auto format) {
+    bias_gradient_block<decltype(format)>(args, plan, index, scratch);
+  });
 }
 
 }  // namespace attention::cpu::ATTENTION_CPU_ISA

@@ -14,7 +14,8 @@ const Kernels* select_kernels(Status* status);
 
 // Every instruction set that this machine can run, best first.
 struct KernelList {
-  const Kernels* entries[4] = {};
+  static constexpr int kMost = 8;
+  const Kernels* entries[kMost] = {};
   int count = 0;
 };
 KernelList available_kernels();

@@ -4,13 +4,37 @@
 #pragma once
 
 #include "kernels/cpu/convert.h"
+#include "kernels/cpu/tile_registers.h"
 
 namespace attention::cpu::ATTENTION_CPU_ISA {
+
+inline constexpr int kMaxHeadDim = 256;
+
+// A number that a function takes as a type.
+template <int kValue>
+struct Constant {
+  static constexpr int value = kValue;
+};
+
+// The register tile: kTileRows x 2 vectors of accumulators. 6 x 2 of AVX2's 16 registers leave
+// three for operands; 8 x 2 of AVX-512's 32 divide every common head dimension. A row count is a
+// multiple of kRowStep; what kTileRows does not divide is done in tiles of kRowStep.
+#if defined(__AVX512F__)
+inline constexpr int kTileRows = 8, kRowStep = 8;
+#elif defined(__AVX2__)
+inline constexpr int kTileRows = 6, kRowStep = 4;
+#else
+inline constexpr int kTileRows = 4, kRowStep = 4;
+#endif
 
 // One float32 an element. Takes operands of every type, widened.
 struct Singles {
   using Element = float;
-  static constexpr int kDepth = 1;  // numbers, neighbours along the summed axis, in an element
+  struct Scope {};                       // what a thread holds while it computes
+  static constexpr int kDepth = 1;       // numbers, neighbours along the summed axis, in an element
+  static constexpr bool kTiled = false;  // whether products run on matrix tiles
+  // Products over keys take intervals from a multiple of kFirstStep to one of kLastStep.
+  static constexpr int kFirstStep = 8, kLastStep = kRowStep;
 
   static ATTENTION_INLINE F broadcast(float x) { return set(x); }
   static ATTENTION_INLINE F multiply_add(F a, F b, F sum) { return fma(a, b, sum); }
@@ -34,7 +58,10 @@ struct Singles {
 // others, whatever the thread's rounding mode says.
 struct Pairs {
   using Element = u32;
+  struct Scope {};
   static constexpr int kDepth = 2;
+  static constexpr bool kTiled = false;
+  static constexpr int kFirstStep = 8, kLastStep = kRowStep;
 
   static ATTENTION_INLINE F broadcast(u32 x) { return (F)set(static_cast<i32>(x)); }
   static ATTENTION_INLINE F multiply_add(F a, F b, F sum) {
@@ -73,5 +100,34 @@ struct Pairs {
   }
 };
 #endif
+
+#if defined(__AMX_BF16__)
+// The same elements, multiplied in matrix tiles (tile_product.h).
+struct Tiles : Pairs {
+  using Scope = TileRegisters;
+  static constexpr bool kTiled = true;
+  static constexpr int kFirstStep = 32, kLastStep = 32;
+};
+#endif
+
+// What a unit multiplies bfloat16 operands as.
+#if defined(__AMX_BF16__)
+using BFloat16Format = Tiles;
+#elif defined(__AVX512BF16__)
+using BFloat16Format = Pairs;
+#else
+using BFloat16Format = Singles;
+#endif
+
+// Calls function(format) with the format that a call of this element type is computed in.
+template <typename Function>
+ATTENTION_INLINE void with_format(DType dtype, const Function& function) {
+  if (dtype == DType::kBFloat16) {
+    [[maybe_unused]] const typename BFloat16Format::Scope scope;
+    function(BFloat16Format{});
+  } else {
+    function(Singles{});
+  }
+}
 
 }  // namespace attention::cpu::ATTENTION_CPU_ISA

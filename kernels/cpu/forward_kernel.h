@@ -4,55 +4,10 @@
 // so maxima and sums run down the tile and need no horizontal reduction.
 #pragma once
 
-#include "kernels/cpu/kernels.h"
-#include "kernels/cpu/pack.h"
-#include "kernels/cpu/score.h"
+#include "kernels/cpu/forward_state.h"
+#include "kernels/cpu/forward_tiles.h"
 
 namespace attention::cpu::ATTENTION_CPU_ISA {
-
-// The rows of K and V that are packed next, asked for a few at a time between register tiles, so
-// that memory works while the processor multiplies.
-class NextRows {
- public:
-  struct Operand {
-    const char* rows;
-    i64 stride;  // in bytes, as `bytes` of a row
-    int bytes;
-  };
-  // `rows` rows of each operand, within `steps` steps.
-  void begin(const Operand& k, const Operand& v, int rows, int steps) {
-    operands_[0] = k;
-    operands_[1] = v;
-    row_ = 0;
-    rows_ = rows;
-    each_ = ceil_div(rows, max_of(steps, 1));
-  }
-  ATTENTION_INLINE void step() {
-    for (const int end = min_of(row_ + each_, rows_); row_ < end; ++row_)
-      for (const Operand& operand : operands_)
-        for (int c = 0; c < operand.bytes; c += 64)
-          __builtin_prefetch(operand.rows + row_ * operand.stride + c, 0, 2);
-  }
-
- private:
-  Operand operands_[2] = {};
-  int row_ = 0, rows_ = 0, each_ = 0;
-};
-
-// Where the packed block and the row block of one task lie.
-template <typename Format>
-struct ForwardState {
-  const Problem* problem;
-  RowBlock block;
-  Panel<Format> k, v;
-  NextRows next;
-  typename Format::Element* q_t;  // [tile][d / kDepth][lanes]
-  float *o_t, *s;
-  u8* allow;
-  int block_k, d, dv;
-  int dims_v;              // dv rounded up to kRowStep
-  int stride_q, stride_o;  // elements of one row in lanes: padded head dimensions
-};
 
 // One tile of rows against keys [key0, key0 + keys) of the packed block. kAsks: asks for the rows
 // of the next one meanwhile; it is not free, so only where packing takes a good part of the time.
@@ -65,7 +20,8 @@ inline void forward_tile(ForwardState<Format>& state, int row, i32 key0, int key
   if (low >= high) return;
   const int real_rows = min_of(kLd, block.rows - row);
   if (block_mask_hides(block, row, real_rows, {low, high})) return;
-  const int first = (low - key0) / 8 * 8, last = round_up(high - key0, kRowStep);
+  const int first = (low - key0) / Format::kFirstStep * Format::kFirstStep;
+  const int last = round_up(high - key0, Format::kLastStep);
 
   const auto ask = [&] {
     if constexpr (kAsks) state.next.step();
@@ -77,43 +33,11 @@ inline void forward_tile(ForwardState<Format>& state, int row, i32 key0, int key
   score_product<Format, kVectors>(state.k.by_d + first * Panel<Format>::kRowPitch, last - first,
                                   state.d, q_t, block.scale, state.s + first * kLd, ask);
   apply_options<kVectors>(tile, range.all, nullptr);
-
-  // Online softmax, down the tile.
-  F old_maximum[kVectors], maximum[kVectors], shift[kVectors], decay[kVectors], sum[kVectors];
-  for (int n = 0; n < kVectors; ++n)
-    old_maximum[n] = maximum[n] = load(block.maximum + row + n * kLanes);
-  for (int j = first; j < last; ++j)
-    for (int n = 0; n < kVectors; ++n)
-      maximum[n] = max(load(state.s + j * kLd + n * kLanes), maximum[n]);
-  for (int n = 0; n < kVectors; ++n) {
-    // A row that has seen nothing yet has maximum -inf: any finite shift gives exp = 0.
-    shift[n] = select(equal(maximum[n], minus_infinity()), zero(), maximum[n]);
-    // Subtract before anything is multiplied by log2(e): finfo.min * log2(e) would overflow.
-    decay[n] = exp(old_maximum[n] - shift[n]);
-    sum[n] = zero();
-  }
-  constexpr int kKeys = 4 / kVectors;  // of four vectors of exponentials; divides kRowStep
-  for (int j = first; j < last; j += kKeys) {
-    float* s = state.s + j * kLd;
-    F p[4];
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) p[i] = load(s + i * kLanes) - shift[i % kVectors];
-    exp(p);
-#pragma GCC unroll 4
-    for (int i = 0; i < 4; ++i) {
-      sum[i % kVectors] = sum[i % kVectors] + p[i];
-      store(s + i * kLanes, p[i]);
-    }
-  }
-  for (int n = 0; n < kVectors; ++n) {
-    float* total = block.sum + row + n * kLanes;
-    store(total, fma(load(total), decay[n], sum[n]));
-    store(block.maximum + row + n * kLanes, maximum[n]);
-  }
-  if (state.problem->dropout.threshold != 0) apply_dropout<kVectors>(tile);
+  F decay[kVectors];
+  online_softmax<kVectors>(tile, decay);
   const typename Format::Element* weights = weights_by_key<Format, kVectors>(state.s, first, last);
-  value_product<Format, kVectors>(state.v.by_row + first / Format::kDepth * kPitch, last - first,
-                                  state.dims_v, weights, decay, o_t, ask);
+  value_product<Format, kVectors>(state.v.rows_from(first, state.dv), last - first, state.dims_v,
+                                  weights, decay, o_t, ask);
 }
 
 // Normalises a tile and writes it: to out and lse, or to this split's partial result.
@@ -161,14 +85,16 @@ inline void forward_blocks(const ForwardTask& task) {
   const Scratch& at = plan.scratch;
   ForwardState<Format> state;
   state.problem = &p;
-  state.block_k = plan.block_k;
+  state.block_k = round_up(plan.block_k, kKeyPad);
   state.d = static_cast<int>(p.d);
   state.dv = static_cast<int>(p.dv);
+  state.plain = p.soft_cap == 0.f && !p.bias.data && !p.alibi_slopes.data &&
+                p.dropout.threshold == 0 && !p.scale_array.data && p.scale > 0.f;
   state.dims_v = round_up(state.dv, kRowStep);
   state.stride_q = lane_stride<Format>(state.d);
   state.stride_o = round_up(state.dv, 16);
-  state.k = {task.scratch + at.k, plan.block_k};
-  state.v = {task.scratch + at.v, plan.block_k};
+  state.k = {task.scratch + at.k, state.block_k};
+  state.v = {task.scratch + at.v, state.block_k};
   state.s = reinterpret_cast<float*>(task.scratch + at.s);
   state.allow = reinterpret_cast<u8*>(task.scratch + at.allow);
 
@@ -208,38 +134,45 @@ inline void forward_blocks(const ForwardTask& task) {
   };
   // A split is a fixed interval of keys, whatever the rows of this block can see of it.
   Range keys = keys_of_rows(block.mask, {q0, q0 + queries});
-  keys.begin = max_of(keys.begin, task.split * plan.split_size);
+  const i32 split_begin = task.split * plan.split_size;
+  keys.begin = max_of(keys.begin / Format::kFirstStep * Format::kFirstStep, split_begin);
   keys.end = static_cast<i32>(min_of<i64>(keys.end, (i64{task.split} + 1) * plan.split_size));
   // Blocks start at multiples of the block size, so that a row's result does not depend on where
   // the other rows' windows begin.
   // A split beyond the last key has nothing to do.
   if (keys.empty()) keys = {0, 0};
   for (i32 key0 = keys.begin / plan.block_k * plan.block_k; key0 < keys.end; key0 += plan.block_k) {
-    const i32 begin = max_of(key0, keys.begin / 8 * 8);
+    const i32 begin = max_of(key0, keys.begin);
     const i32 count = min_of(key0 + plan.block_k, keys.end) - begin;
     for (i32 n = 0; n < plan.heads; ++n) {
       enter(n);
       if (block_mask_hides(block, 0, block.rows, {begin, begin + count})) continue;
-      const i32 padded = round_up(count, 8);
+      const i32 padded = round_up(count, Format::kFirstStep);
       pack_keys(block, p.k, p.k_batch, state.d, begin, count, padded, state.k);
       pack_keys(block, p.v, p.v_batch, state.dv, begin, count, padded, state.v);
-      pack_by_row(state.v, padded, state.dv);
-      if (plan.heads == 1) {
+      pack_by_row<Side::kLeft>(state.v, padded, state.dv);
+      if (plan.heads > 1) {
+        // The same keys of the next head, or the next keys of the first one.
+        const bool same_keys = n + 1 < plan.heads;
+        const i32 next_key = same_keys ? begin : key0 + plan.block_k;
+        const int steps_of_a_tile = Format::kTiled ? max_of(padded, state.dv) / kTileBlock
+                                                   : (padded + state.dv) / kTileRows;
+        state.next.begin(key_rows(p.k, p.k_batch, state.d, next_key, same_keys ? n + 1 : 0),
+                         key_rows(p.v, p.v_batch, state.dv, next_key, same_keys ? n + 1 : 0),
+                         clamp_to(keys.end - next_key, 0, plan.block_k),
+                         ceil_div(block.rows, kRowTile) * steps_of_a_tile);
+      }
+      if constexpr (Format::kTiled) {
+        forward_tiles(state, begin, count);
+      } else if (plan.heads == 1) {
         for_each_row_tile(block.rows, [&](int row, auto vectors) {
           forward_tile<Format, vectors.value, false>(state, row, begin, count);
         });
-        continue;
+      } else {
+        for_each_row_tile(block.rows, [&](int row, auto vectors) {
+          forward_tile<Format, vectors.value, true>(state, row, begin, count);
+        });
       }
-      // The same keys of the next head, or the next keys of the first one.
-      const bool same_keys = n + 1 < plan.heads;
-      const i32 next_key = same_keys ? begin : key0 + plan.block_k;
-      state.next.begin(key_rows(p.k, p.k_batch, state.d, next_key, same_keys ? n + 1 : 0),
-                       key_rows(p.v, p.v_batch, state.dv, next_key, same_keys ? n + 1 : 0),
-                       clamp_to(keys.end - next_key, 0, plan.block_k),
-                       ceil_div(block.rows, kRowTile) * (padded + state.dv) / kTileRows);
-      for_each_row_tile(block.rows, [&](int row, auto vectors) {
-        forward_tile<Format, vectors.value, true>(state, row, begin, count);
-      });
     }
   }
   for (i32 n = 0; n < plan.heads; ++n) {
@@ -251,10 +184,8 @@ inline void forward_blocks(const ForwardTask& task) {
 }
 
 inline void forward_tiled(const ForwardTask& task) {
-#if defined(__AVX512BF16__)
-  if (task.args->problem.dtype == DType::kBFloat16) return forward_blocks<Pairs>(task);
-#endif
-  forward_blocks<Singles>(task);
+  with_format(task.args->problem.dtype,
+              [&](auto format) { forward_blocks<decltype(format)>(task); });
 }
 
 // out and lse of one block of rows from the partial results of its splits, in the order of splits.

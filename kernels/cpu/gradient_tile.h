@@ -37,8 +37,9 @@ inline GradientState<Format> make_gradient_state(const BackwardArgs& args, const
   GradientState<Format> state;
   state.args = &args;
   state.problem = &args.problem;
-  state.k = {scratch + at.k, plan.block_k};
-  state.v = {scratch + at.v, plan.block_k};
+  state.block_k = round_up(plan.block_k, kKeyPad);
+  state.k = {scratch + at.k, state.block_k};
+  state.v = {scratch + at.v, state.block_k};
   state.q = {scratch + at.q, plan.padded_rows};
   state.d_out = {scratch + at.d_out, plan.padded_rows};
   state.q_t = reinterpret_cast<Element*>(scratch + at.q_t);
@@ -47,7 +48,6 @@ inline GradientState<Format> make_gradient_state(const BackwardArgs& args, const
   state.ds = floats(at.ds);
   state.cap = args.problem.soft_cap != 0.f ? floats(at.cap) : nullptr;
   state.allow = reinterpret_cast<u8*>(scratch + at.allow);
-  state.block_k = plan.block_k;
   state.d = static_cast<int>(args.problem.d);
   state.dv = static_cast<int>(args.problem.dv);
   state.stride_q = lane_stride<Format>(state.d);
@@ -55,36 +55,73 @@ inline GradientState<Format> make_gradient_state(const BackwardArgs& args, const
   return state;
 }
 
-// delta[lane] = sum_d dO * O. The sum runs in the order of V dO^T, so that a row that sees a
-// single key, whose O is that V, gets exactly dP - delta = 0.
-template <typename Format, int kVectors>
-inline void compute_delta(GradientState<Format>& state, int row) {
-  constexpr int kLd = kVectors * kLanes, kStep = kLanes * Format::kDepth;
-  RowBlock& block = state.block;
-  const BackwardArgs& args = *state.args;
-  const typename Format::Element* do_t = state.do_t + i64{row} * state.stride_o;
+// delta[lane] = sum_d dO * O of kLanes rows. The sum runs in the order of V dO^T, so that a row
+// that sees a single key, whose O is that V, gets exactly dP - delta = 0.
+template <typename Format, int kLd>
+inline void sum_delta(GradientState<Format>& state, int first,
+                      const typename Format::Element* do_t) {
+  constexpr int kStep = kLanes * Format::kDepth;
+  const RowBlock& block = state.block;
   Format::with_operand_type(state.problem->dtype, [&](auto tag) {
     using Memory = typename decltype(tag)::Memory;
-    const Memory* out = static_cast<const Memory*>(args.out);
-    for (int n = 0; n < kVectors; ++n) {
-      const int first = row + n * kLanes;
-      F sum = zero();
-      for (int c = 0; c < state.dv; c += kStep) {
-        F tile[kLanes];
-        for (int lane = 0; lane < kLanes; ++lane) {
-          const int r = first + lane;
-          tile[lane] = r < block.rows
-                           ? Format::pack(tag, out + block.index_of(r) * state.dv + c, state.dv - c)
-                           : zero();
-        }
-        transpose(tile);
-        const int at = c / Format::kDepth;
-        for (int i = 0; i < min_of(kLanes, ceil_div(state.dv, Format::kDepth) - at); ++i)
-          sum = Format::multiply_add(tile[i], load(do_t + (at + i) * kLd + n * kLanes), sum);
+    const Memory* out = static_cast<const Memory*>(state.args->out);
+    F sum = zero();
+    for (int c = 0; c < state.dv; c += kStep) {
+      F tile[kLanes];
+      for (int lane = 0; lane < kLanes; ++lane) {
+        const int r = first + lane;
+        tile[lane] = r < block.rows
+                         ? Format::pack(tag, out + block.index_of(r) * state.dv + c, state.dv - c)
+                         : zero();
       }
-      store(block.delta + first, sum);
+      transpose(tile);
+      const int at = c / Format::kDepth;
+      for (int i = 0; i < min_of(kLanes, ceil_div(state.dv, Format::kDepth) - at); ++i)
+        sum = Format::multiply_add(tile[i], load(do_t + (at + i) * kLd), sum);
     }
+    store(block.delta + first, sum);
   });
+}
+
+// The same on matrix tiles: the diagonal of the product of all rows with each other.
+template <typename Format, int kLd>
+inline void sum_delta_tiles(GradientState<Format>& state, int first, const u32* do_t) {
+  constexpr int kRowPitch = Panel<Format>::kRowPitch;
+  using Block = TileBlock<1, 1>;
+  const RowBlock& block = state.block;
+  alignas(64) u32 rows[kTileSide * kRowPitch];
+  alignas(64) float products[kTileElements];
+  const u16* out = static_cast<const u16*>(state.args->out);
+  for (int lane = 0; lane < kTileSide; ++lane) {
+    const int r = first + lane;
+    u32* row = rows + lane * kRowPitch;
+    if (r < block.rows) {
+      pack_rows<Format>(BFloat16{}, out + block.index_of(r) * state.dv, 0, 1, state.dv, row);
+    } else {
+      zero_rows<Format>(row, 0, 1, state.dv);
+    }
+  }
+  Block::zero();
+  for (int pair = 0; 2 * pair < state.dv; pair += kTileSide)
+    Block::multiply(rows + pair, kRowPitch, 0, do_t + pair * kLd, kLd, 0);
+  Block::store(products, kTileSide);
+  for (int lane = 0; lane < kTileSide; ++lane)
+    block.delta[first + lane] = products[lane * (kTileSide + 1)];
+}
+
+template <typename Format, int kVectors>
+inline void compute_delta(GradientState<Format>& state, int row) {
+  constexpr int kLd = kVectors * kLanes;
+  RowBlock& block = state.block;
+  const BackwardArgs& args = *state.args;
+  for (int n = 0; n < kVectors; ++n) {
+    const auto* do_t = state.do_t + i64{row} * state.stride_o + n * kLanes;
+    if constexpr (Format::kTiled) {
+      sum_delta_tiles<Format, kLd>(state, row + n * kLanes, do_t);
+    } else {
+      sum_delta<Format, kLd>(state, row + n * kLanes, do_t);
+    }
+  }
   for (int r = row; r < row + kLd; ++r) {
     const bool used = block.lse[r] != __builtin_inff();
     if (!used) block.delta[r] = 0.f;
@@ -128,8 +165,8 @@ inline void load_rows(GradientState<Format>& state) {
       pack_rows<Format>(tag, d_out + index * p.dv, 0, 1, state.dv, do_row);
     }
   });
-  pack_by_row(state.q, block.padded, state.d);
-  pack_by_row(state.d_out, block.padded, state.dv);
+  pack_by_row<Side::kRight>(state.q, block.padded, state.d);
+  pack_by_row<Side::kRight>(state.d_out, block.padded, state.dv);
   for_each_row_tile(block.tiled, [&](int row, auto vectors) {
     const int at = row * Panel<Format>::kRowPitch;
     rows_to_lanes<Format, vectors.value>(state.q.by_d + at, state.d,
@@ -152,7 +189,8 @@ inline Range gradient_tile(GradientState<Format>& state, int row, i32 key0, int 
   const i32 low = max_of(range.some.begin, key0), high = min_of(range.some.end, key0 + keys);
   if (low >= high) return {0, 0};
   if (block_mask_hides(block, row, min_of(kLd, block.rows - row), {low, high})) return {0, 0};
-  const int first = (low - key0) / 8 * 8, last = round_up(high - key0, kRowStep);
+  const int first = (low - key0) / Format::kFirstStep * Format::kFirstStep;
+  const int last = round_up(high - key0, Format::kLastStep);
 
   float* s = state.s + i64{row} * state.block_k;
   float* ds = state.ds + i64{row} * state.block_k;
@@ -162,6 +200,7 @@ inline Range gradient_tile(GradientState<Format>& state, int row, i32 key0, int 
                                   state.q_t + i64{row} * state.stride_q, block.scale,
                                   s + first * kLd);
   apply_options<kVectors>(tile, range.all, state.cap);
+  if constexpr (Format::kTiled) hide_padding<kVectors>(tile);
   score_product<Format, kVectors>(state.v.by_d + first * kRowPitch, last - first, state.dv,
                                   state.do_t + i64{row} * state.stride_o, 1.f, ds + first * kLd);
 

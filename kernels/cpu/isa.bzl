@@ -14,12 +14,13 @@ _OPTIONS = {
     "avx512": ["-mavx2", "-mfma", "-mf16c", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl"],
 }
 _OPTIONS["avx512_bf16"] = _OPTIONS["avx512"] + ["-mavx512bf16"]
+_OPTIONS["amx"] = _OPTIONS["avx512_bf16"] + ["-mamx-tile", "-mamx-bf16"]
 
 def isa_library(name, hdrs, deps):
     """Compiles isa_<name>.cc for the instruction set `name`.
 
     Args:
-      name: the target's name, one of portable, avx2, avx512, avx512_bf16.
+      name: the target's name, one of portable, avx2, avx512, avx512_bf16, amx.
       hdrs: the kernel headers.
       deps: libraries whose headers the kernels include.
     """
@@ -32,6 +33,7 @@ def isa_library(name, hdrs, deps):
             "-fno-trapping-math",
             # GCC 12 takes the undefined vectors of its own AVX-512 headers for uninitialised variables.
             "-Wno-maybe-uninitialized",
+            "-Wno-uninitialized",
             # Vector types are passed between inlined functions only.
             "-Wno-psabi",
         ],

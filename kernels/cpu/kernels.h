@@ -49,6 +49,7 @@ const Kernels& portable_kernels();
 const Kernels& avx2_kernels();
 const Kernels& avx512_kernels();
 const Kernels& avx512_bf16_kernels();
+const Kernels& amx_kernels();
 #endif
 
 }  // namespace attention::cpu

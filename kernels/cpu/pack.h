@@ -90,10 +90,28 @@ inline void pack_keys(const RowBlock& block, const void* operand, BatchMap batch
   if (!finite) remove_hidden_values<Format>(block, dst.by_d, key0, keys, d);
 }
 
-// Completes a panel whose `rows` (a multiple of kDepth) rows are packed by_d: by_row.
-template <typename Format>
+// The side of a product that packed rows stand on.
+enum class Side { kLeft, kRight };
+
+// Completes a panel whose `rows` (a multiple of kLastStep) rows are packed by_d: by_row. For matrix
+// tiles the left side (K, V) is [row / 32][d][16 pairs of rows] and the right one (Q, dO)
+// [row / 32][d / 16][16 pairs of rows][16].
+template <Side kSide, typename Format>
 inline void pack_by_row(const Panel<Format>& panel, int rows, int d) {
-  if constexpr (Format::kDepth == 2) {
+  if constexpr (Format::kTiled) {
+    for (int r = 0; r < rows; r += kTileBlock)
+      for (int c = 0; c < d; c += kTileSide) {
+        F tile[kLanes];
+        for (int i = 0; i < kTileSide; ++i) {
+          const u16* row =
+              reinterpret_cast<const u16*>(panel.by_d + (r + 2 * i) * Panel<Format>::kRowPitch) + c;
+          tile[i] = Format::zip_halves(row, row + 2 * Panel<Format>::kRowPitch);
+        }
+        if constexpr (kSide == Side::kLeft) transpose(tile);
+        u32* dst = panel.rows_from(r, d) + c * kTileSide;
+        for (int i = 0; i < kTileSide; ++i) store(dst + i * kTileSide, tile[i]);
+      }
+  } else if constexpr (Format::kDepth == 2) {
     for (int r = 0; r < rows; r += 2)
       for (int c = 0; c < d; c += kLanes) {
         const u16* row =

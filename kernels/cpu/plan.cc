@@ -217,7 +217,7 @@ Status plan_forward(const Shape& s, const Tuning& tuning, int threads, Plan* pla
   plan->split_size = static_cast<i32>(round_up(ceil_div(lkv, splits), i64{8}));
   plan->num_splits = static_cast<i32>(ceil_div<i64>(lkv, plan->split_size));
 
-  const i64 rows = plan->padded_rows, keys = plan->block_k;
+  const i64 rows = plan->padded_rows, keys = round_up<i64>(plan->block_k, kKeyPad);
   const i64 d = round_up<i64>(s.d, 16), dv = round_up<i64>(s.dv, 16);
   // Room for the same heads at any batch size, as for the same tasks: a line above the workspaces
   // of some batch sizes is above those of all (jax_ops/_plan.py).
@@ -238,7 +238,9 @@ Status plan_forward(const Shape& s, const Tuning& tuning, int threads, Plan* pla
   } else {
     plan->scratch.q_t = layout.add(heads * rows * d * kFloat);
     plan->scratch.o_t = layout.add(heads * rows * dv * kFloat);
-    plan->scratch.s = layout.add((keys + kMaxRowTile) * kMaxRowTile * kFloat);
+    // Matrix tiles work on three row tiles at a time.
+    const i64 row_tiles = s.dtype == DType::kBFloat16 ? 3 : 1;
+    plan->scratch.s = layout.add(row_tiles * (keys + kMaxRowTile) * kMaxRowTile * kFloat);
   }
   plan->scratch.rows = layout.add(heads * rows * kRowArrays * kFloat);
   plan->scratch.bytes = layout.bytes();
@@ -268,7 +270,7 @@ Status plan_backward(const Shape& s, const Tuning& tuning, int threads, Plan* pl
   if (splits == 0) splits = threads == 1 ? 1 : ceil_div<i64>(i64{2} * threads, pairs);
   plan->num_splits = static_cast<i32>(clamp_to<i64>(splits, 1, plan->q_blocks));
 
-  const i64 rows = plan->padded_rows, keys = plan->block_k;
+  const i64 rows = plan->padded_rows, keys = round_up<i64>(plan->block_k, kKeyPad);
   const i64 d = round_up<i64>(s.d, 16), dv = round_up<i64>(s.dv, 16);
   Layout layout;
   plan->scratch.k = layout.add(keys * kPackPitch * kFloat);
@@ -286,7 +288,7 @@ Status plan_backward(const Shape& s, const Tuning& tuning, int threads, Plan* pl
   plan->scratch.rows = layout.add(rows * kRowArrays * kFloat);
   plan->scratch.bytes = layout.bytes();
 
-  plan->partial_stride = round_up<i64>(s.lkv, 8) * (d + dv);
+  plan->partial_stride = padded_keys(s.lkv) * (d + dv);
   if (plan->num_splits == 1) {
     // One task finishes what it accumulates, so a worker's accumulators serve its next task.
     plan->scratch.accumulators = plan->scratch.bytes;

@@ -59,7 +59,8 @@ struct Plan {
 };
 
 inline constexpr i32 kMaxRowTile = 32;  // the widest row tile of any instruction set
-inline constexpr i32 kPackPitch = 264;  // kPitch of product.h
+inline constexpr i32 kPackPitch = 272;  // the widest kPitch of any instruction set (product.h)
+inline constexpr i32 kKeyPad = 32;      // keys of a block are padded to at most this many
 inline constexpr i64 kAlignment = 64;   // of every region of the workspace
 inline constexpr i32 kDecodePad = 32;   // rows of decode's scratch: two of the widest vectors
 inline constexpr i32 kRowArrays = 16;   // arrays of one value a row: see rows.h
@@ -86,6 +87,9 @@ ATTENTION_HOST_DEVICE BiasBlocks bias_blocks(const Problem& p, const Plan& plan)
   blocks.count = blocks.batches * blocks.heads * blocks.q_blocks * blocks.k_blocks;
   return blocks;
 }
+
+// Rows of the accumulators of dK and dV: a padded block of keys that begins at a multiple of 8.
+ATTENTION_HOST_DEVICE i64 padded_keys(i64 lkv) { return round_up<i64>(lkv, 8) + kKeyPad - 8; }
 
 Shape shape_of(const Problem& problem);
 Status plan_forward(const Shape& shape, const Tuning& tuning, int threads, Plan* plan);

@@ -4,41 +4,37 @@
 // nor V is ever transposed.
 #pragma once
 
-#include "kernels/cpu/format.h"
+#include "kernels/cpu/tile_product.h"
 
 namespace attention::cpu::ATTENTION_CPU_ISA {
-
-// The register tile: kTileRows x 2 vectors of accumulators. 6 x 2 of AVX2's 16 registers leave
-// three for operands; 8 x 2 of AVX-512's 32 divide every common head dimension. A row count is a
-// multiple of kRowStep; what kTileRows does not divide is done in tiles of kRowStep.
-#if defined(__AVX512F__)
-inline constexpr int kTileRows = 8, kRowStep = 8;
-#elif defined(__AVX2__)
-inline constexpr int kTileRows = 6, kRowStep = 4;
-#else
-inline constexpr int kTileRows = 4, kRowStep = 4;
-#endif
 
 // Lanes of one row tile of the score matrix: two vectors.
 inline constexpr int kRowTile = 2 * kLanes;
 
 // Distance between the rows of packed K, V, Q and dO, in floats: room for the largest head
-// dimension, at a compile-time constant, and 16.5 cache lines, so that a column walk spreads over
-// all cache sets.
-inline constexpr int kPitch = 264;
-inline constexpr int kMaxHeadDim = 256;
+// dimension, at a compile-time constant, and whole vectors more, 16.5 or 17 cache lines, so that a
+// column walk spreads over all cache sets.
+inline constexpr int kPitch = kMaxHeadDim + (kLanes == 16 ? 16 : 8);
 
 // Packed rows [row][d], twice where elements hold more than one number: once with neighbours along
 // d in an element, for sums over d, once with neighbouring rows, for sums over rows.
+//
+// For matrix tiles, by_row holds whole tiles: see pack_by_row.
 template <typename Format>
 struct Panel {
   using Element = typename Format::Element;
   static constexpr int kDepth = Format::kDepth;
-  static constexpr int kRowPitch = kPitch / kDepth;
+  static constexpr int kRowPitch = Format::kTiled ? kMaxHeadDim / 2 + 16 : kPitch / kDepth;
 
   Panel() = default;
   Panel(void* base, i64 rows)
       : by_d(static_cast<Element*>(base)), by_row(kDepth == 1 ? by_d : by_d + rows * kRowPitch) {}
+
+  // by_row from row `row` on, a multiple of Format::kFirstStep.
+  Element* rows_from(int row, int d) const {
+    if constexpr (Format::kTiled) return by_row + row / kTileBlock * tile_step(d);
+    return by_row + row / kDepth * kPitch;
+  }
 
   Element* by_d = nullptr;    // [row][kRowPitch]
   Element* by_row = nullptr;  // [row / kDepth][kPitch]
@@ -68,10 +64,6 @@ ATTENTION_INLINE void accumulate(const typename Format::Element* a,
 
 // Splits `rows` (a multiple of kRowStep) into register tiles: function(first row, integral constant
 // number of rows).
-template <int kValue>
-struct Constant {
-  static constexpr int value = kValue;
-};
 template <typename Function>
 ATTENTION_INLINE void for_each_tile(int rows, const Function& function) {
   int m = 0;
@@ -111,6 +103,13 @@ inline void score_product(const typename Format::Element* k, int keys, int d,
                           const typename Format::Element* q_t, float factor, float* s,
                           const Between& between = {}) {
   constexpr int kLd = kVectors * kLanes, kRowPitch = Panel<Format>::kRowPitch;
+  if constexpr (Format::kTiled) {
+    for (int m = 0; m < keys; m += kTileBlock)
+      score_tiles<kVectors>(k + m * kRowPitch, kRowPitch, d, q_t, s + m * kLd);
+    if (factor != 1.f)
+      for (int at = 0; at < keys * kLd; at += kLanes) store(s + at, load(s + at) * set(factor));
+    return;
+  }
   const int depth = ceil_div(d, Format::kDepth);
   for_each_tile(keys, [&](int m, auto rows) {
     between();
@@ -130,6 +129,16 @@ inline void weighted_score_sum(const typename Format::Element* k, int keys, int 
                                const typename Format::Element* q_t, const float* weight,
                                F (&sum)[kVectors]) {
   constexpr int kLd = kVectors * kLanes, kRowPitch = Panel<Format>::kRowPitch;
+  if constexpr (Format::kTiled) {
+    alignas(64) float scores[kTileBlock * kLd];
+    for (int m = 0; m < keys; m += kTileBlock) {
+      score_tiles<kVectors>(k + m * kRowPitch, kRowPitch, d, q_t, scores);
+      for (int at = 0; at < kTileBlock * kLd; at += kLanes)
+        sum[at / kLanes % kVectors] =
+            fma(load(scores + at), load(weight + m * kLd + at), sum[at / kLanes % kVectors]);
+    }
+    return;
+  }
   const int depth = ceil_div(d, Format::kDepth);
   for_each_tile(keys, [&](int m, auto rows) {
     F acc[rows.value][kVectors] = {};
@@ -167,6 +176,10 @@ inline void value_product(const typename Format::Element* v, int keys, int dims,
                           const typename Format::Element* p, const F (&decay)[kVectors], float* o_t,
                           const Between& between = {}) {
   constexpr int kLd = kVectors * kLanes;
+  if constexpr (Format::kTiled) {
+    value_tiles<kVectors>(v, tile_step(dims), keys, round_up(dims, kTileSide), p, o_t);
+    return;
+  }
   const int depth = keys / Format::kDepth;
   for_each_tile(dims, [&](int m, auto rows) {
     between();

@@ -260,6 +260,15 @@ inline void apply_options(const ScoreTile& tile, Range all, float* tanh_out) {
   if (p.block_mask.index) mask_blocks<kVectors>(tile);
 }
 
+// Hides the keys from the end of the block on: where tiles are taller than 8 keys, keys of the next
+// block or split, which the rows may see.
+template <int kVectors>
+inline void hide_padding(const ScoreTile& tile) {
+  constexpr int kLd = kVectors * kLanes;
+  for (int at = (tile.key_end - tile.key0) * kLd; at < tile.last * kLd; at += kLanes)
+    store(tile.s + at, minus_infinity());
+}
+
 // The multipliers and key steps of Philox (dropout.h).
 inline constexpr u32 kPhiloxC0 = 0xD2511F53u, kPhiloxC2 = 0xCD9E8D57u;
 inline constexpr u32 kPhiloxKey0 = 0x9E3779B9u, kPhiloxKey1 = 0xBB67AE85u;

@@ -116,16 +116,30 @@ ATTENTION_INLINE bool any_bit(I x) {
   return all != 0;
 }
 
+// Whether a < b in any lane.
+ATTENTION_INLINE bool any_less(F a, F b) {
+#if defined(__AVX512F__)
+  return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_LT_OQ) != 0;
+#else
+  return any_bit((I)(a < b));
+#endif
+}
+
+inline constexpr float kLog2E = 1.4426950408889634f;
+
+// 2^f for |f| <= 1/2, highest power first: minimax, relative error 7.5e-8.
+inline constexpr float kExp2Polynomial[] = {1.327647129073739e-3f, 9.675540961325169e-3f,
+                                            5.550713092088699e-2f, 0.24022120237350464f,
+                                            0.6931469440460205f,   1.0f};
+
 // x[i] = e^x[i] for x <= 88; exactly 0 below -87.7 (so also for -inf), NaN for NaN.
 // e^x = 2^n 2^f with n = round(x log2 e). The product x log2 e is never rounded: both of its uses
-// are fused, which matters for very negative x. 2^f is a degree-5 minimax polynomial (relative
-// error 7.5e-8). The chain of one vector is 45 clocks long and a processor looks only some 100
-// instructions ahead: vectors that advance together, step by step, fill the multipliers.
+// are fused, which matters for very negative x. The chain of one vector is 45 clocks long and a
+// processor looks only some 100 instructions ahead: vectors that advance together, step by step,
+// fill the multipliers.
 template <int kCount>
 ATTENTION_INLINE void exp(F (&x)[kCount]) {
-  constexpr float kPolynomial[] = {9.675540961325169e-3f, 5.550713092088699e-2f,
-                                   0.24022120237350464f, 0.6931469440460205f, 1.0f};
-  const F log2e = set(1.4426950408889634f);
+  const F log2e = set(kLog2E);
   const F rounder = set(12582912.f);  // 1.5 * 2^23: adding it rounds to an integer
   F shifted[kCount], p[kCount];
 #pragma GCC unroll 8
@@ -135,12 +149,33 @@ ATTENTION_INLINE void exp(F (&x)[kCount]) {
 #pragma GCC unroll 8
   for (int i = 0; i < kCount; ++i) {
     x[i] = fma(x[i], log2e, rounder - shifted[i]);
-    p[i] = set(1.327647129073739e-3f);
+    p[i] = set(kExp2Polynomial[0]);
   }
 #pragma GCC unroll 8
-  for (const float c : kPolynomial)
+  for (int k = 1; k < 6; ++k)
 #pragma GCC unroll 8
-    for (int i = 0; i < kCount; ++i) p[i] = fma(p[i], x[i], set(c));
+    for (int i = 0; i < kCount; ++i) p[i] = fma(p[i], x[i], set(kExp2Polynomial[k]));
+#pragma GCC unroll 8
+  for (int i = 0; i < kCount; ++i)
+    x[i] = p[i] * bits_to_float((float_to_bits(shifted[i]) << 23) + set(0x3F800000));
+}
+
+// x[i] = 2^x[i] for x < 128; exactly 0 below -126.5, NaN for NaN. The same polynomial.
+template <int kCount>
+ATTENTION_INLINE void exp2(F (&x)[kCount]) {
+  const F rounder = set(12582912.f);
+  F shifted[kCount], p[kCount];
+#pragma GCC unroll 8
+  for (int i = 0; i < kCount; ++i) {
+    x[i] = max(set(-127.f), x[i]);
+    shifted[i] = x[i] + rounder;
+    x[i] = x[i] - (shifted[i] - rounder);
+    p[i] = set(kExp2Polynomial[0]);
+  }
+#pragma GCC unroll 8
+  for (int k = 1; k < 6; ++k)
+#pragma GCC unroll 8
+    for (int i = 0; i < kCount; ++i) p[i] = fma(p[i], x[i], set(kExp2Polynomial[k]));
 #pragma GCC unroll 8
   for (int i = 0; i < kCount; ++i)
     x[i] = p[i] * bits_to_float((float_to_bits(shifted[i]) << 23) + set(0x3F800000));

@@ -1,0 +1,190 @@
+// SPDX-License-Identifier: Apache-2.0
+// Forward attention on matrix tiles: all rows of a task against one packed block of keys. Products
+// run on a unit of their own, and what a tile register stores can be loaded again only once it has
+// reached the cache. So three row tiles are under way at a time, the scores of one, the
+// exponentials of the one before and the sums over the values of the one before that, in turns of
+// 32 keys.
+#pragma once
+
+#include "kernels/cpu/forward_state.h"
+
+namespace attention::cpu::ATTENTION_CPU_ISA {
+
+// One row tile of the block.
+template <int kVectors>
+struct RowTileWork {
+  int row, first, last;  // keys [first, last) of the packed block
+  Range all;             // keys that all of its rows see
+  float* s;              // scores; from their beginning on, weights as pairs of keys
+  F shift[kVectors], sum[kVectors], decay[kVectors];
+};
+
+template <typename Format, int kVectors>
+class RowTiles {
+ public:
+  static constexpr int kLd = kVectors * kLanes;
+
+  RowTiles(ForwardState<Format>& state, i32 key0, int keys)
+      : state_(state), block_(state.block), key0_(key0), keys_(keys) {}
+
+  // Rows [row, row + tiles * lanes).
+  void run(int row, int tiles) {
+    const int end = row + tiles * kLd;
+    RowTileWork<kVectors> works[3];
+    RowTileWork<kVectors>*scored = nullptr, *weighed = nullptr, *summed = nullptr;
+    for (int turn = 0; row < end || scored || weighed; ++turn) {
+      summed = weighed;
+      weighed = scored;
+      scored = nullptr;
+      RowTileWork<kVectors>& next = works[turn % 3];
+      for (; row < end && !scored; row += kLd)
+        if (enter(next, row)) scored = &next;
+      if (scored) next.s = state_.s + turn % 3 * state_.block_k * kLd;
+      if (weighed) begin_weights(*weighed);
+      const int steps = max_of(max_of(scored ? chunks(*scored) : 0, weighed ? chunks(*weighed) : 0),
+                               summed ? ceil_div(state_.dims_v, kTileBlock) : 0);
+      for (int step = 0; step < steps; ++step) {
+        state_.next.step();
+        if (scored && step < chunks(*scored)) score(*scored, step);
+        if (weighed && state_.plain && step < chunks(*weighed)) weigh(*weighed, step);
+        if (summed && step * kTileBlock < state_.dims_v) sum_values(*summed, step);
+      }
+      if (weighed) end_weights(*weighed);
+    }
+  }
+
+ private:
+  using Work = RowTileWork<kVectors>;
+
+  static int chunks(const Work& work) { return (work.last - work.first) / kTileBlock; }
+
+  ScoreTile score_tile(const Work& work) const {
+    return {&block_,   work.row, key0_,        key0_ + keys_, work.first,
+            work.last, work.s,   state_.allow, state_.block_k};
+  }
+
+  // False when no row of the tile sees a key of the block.
+  bool enter(Work& work, int row) const {
+    const TileRange range = range_of_rows(block_, row, kLd);
+    const i32 low = max_of(range.some.begin, key0_), high = min_of(range.some.end, key0_ + keys_);
+    if (low >= high) return false;
+    if (block_mask_hides(block_, row, min_of(kLd, block_.rows - row), {low, high})) return false;
+    work.row = row;
+    work.first = (low - key0_) / kTileBlock * kTileBlock;
+    work.last = round_up(high - key0_, kTileBlock);
+    work.all = range.all;
+    return true;
+  }
+
+  void score(const Work& work, int chunk) const {
+    constexpr int kRowPitch = Panel<Format>::kRowPitch;
+    const int key = work.first + chunk * kTileBlock;
+    score_tiles<kVectors>(state_.k.by_d + key * kRowPitch, kRowPitch, state_.d,
+                          state_.q_t + i64{work.row} * state_.stride_q, work.s + key * kLd);
+  }
+
+  // Masks the scores and finds their maximum; with options, does all the rest too.
+  void begin_weights(Work& work) const {
+    const ScoreTile tile = score_tile(work);
+    if (!state_.plain) {
+      for (int at = work.first * kLd; at < work.last * kLd; at += kLanes)
+        store(work.s + at, load(work.s + at) * set(block_.scale));
+    }
+    apply_options<kVectors>(tile, work.all, nullptr);
+    hide_padding<kVectors>(tile);
+    if (!state_.plain) {
+      online_softmax<kVectors>(tile, work.decay);
+      weights_by_key<Format, kVectors>(work.s, work.first, work.last);
+      return;
+    }
+    F maximum[kVectors];
+    for (int n = 0; n < kVectors; ++n) maximum[n] = minus_infinity();
+    for (int j = work.first; j < work.last; ++j)
+      for (int n = 0; n < kVectors; ++n)
+        maximum[n] = max(load(work.s + j * kLd + n * kLanes), maximum[n]);
+    // The maximum follows its row only when that grows by a factor of e^8, so that the sums so far
+    // seldom have to be multiplied.
+    bool grows = false;
+    for (int n = 0; n < kVectors; ++n) {
+      maximum[n] = maximum[n] * set(block_.scale);
+      grows |= any_less(load(block_.maximum + work.row + n * kLanes) + set(8.f), maximum[n]);
+    }
+    for (int n = 0; n < kVectors; ++n) {
+      float* of_row = block_.maximum + work.row + n * kLanes;
+      const F old = load(of_row);
+      maximum[n] = grows ? max(maximum[n], old) : old;
+      store(of_row, maximum[n]);
+      // A row that has seen nothing yet has maximum -inf: any finite shift gives exp = 0.
+      const F shift = select(equal(maximum[n], minus_infinity()), zero(), maximum[n]);
+      work.decay[n] = grows ? exp(old - shift) : set(1.f);
+      work.shift[n] = shift * set(kLog2E);
+      work.sum[n] = zero();
+    }
+  }
+
+  // Exponentials of 32 keys, as pairs of keys.
+  void weigh(Work& work, int chunk) const {
+    constexpr int kKeys = 4 / kVectors;  // of four vectors of exponentials
+    const F factor = set(block_.scale * kLog2E);
+    F sum[kVectors], shift[kVectors];
+    for (int n = 0; n < kVectors; ++n) {
+      sum[n] = work.sum[n];
+      shift[n] = work.shift[n];
+    }
+    const int begin = work.first + chunk * kTileBlock;
+    u32* pairs = reinterpret_cast<u32*>(work.s) + begin / 2 * kLd;
+    const float* s = work.s + begin * kLd;
+    for (int j = 0; j < kTileBlock; j += kKeys, s += 4 * kLanes, pairs += 2 * kLanes) {
+      F p[4];
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) p[i] = fma(load(s + i * kLanes), factor, -shift[i % kVectors]);
+      exp2(p);
+#pragma GCC unroll 4
+      for (int i = 0; i < 4; ++i) sum[i % kVectors] = sum[i % kVectors] + p[i];
+      store(pairs, Format::zip(p[0], p[kVectors]));
+      store(pairs + kLanes, Format::zip(p[3 - kVectors], p[3]));
+    }
+    for (int n = 0; n < kVectors; ++n) work.sum[n] = sum[n];
+  }
+
+  void end_weights(const Work& work) const {
+    if (!state_.plain) return;
+    for (int n = 0; n < kVectors; ++n) {
+      float* total = block_.sum + work.row + n * kLanes;
+      store(total, fma(load(total), work.decay[n], work.sum[n]));
+    }
+  }
+
+  // 32 rows of O^T.
+  void sum_values(const Work& work, int step) const {
+    const int m = step * kTileBlock, dims = min_of(kTileBlock, state_.dims_v - m);
+    float* o_t = state_.o_t + i64{work.row} * state_.stride_o + m * kLd;
+    bool decays = false;
+    for (int n = 0; n < kVectors; ++n) decays |= any_less(work.decay[n], set(1.f));
+    if (decays)
+      for (int i = 0; i < dims; ++i)
+        for (int n = 0; n < kVectors; ++n) {
+          float* c = o_t + i * kLd + n * kLanes;
+          store(c, load(c) * work.decay[n]);
+        }
+    value_tiles<kVectors>(state_.v.rows_from(work.first, state_.dv) + m * kTileSide,
+                          tile_step(state_.dv), work.last - work.first, round_up(dims, kTileSide),
+                          reinterpret_cast<const u32*>(work.s) + work.first / 2 * kLd, o_t);
+  }
+
+  ForwardState<Format>& state_;
+  const RowBlock& block_;
+  i32 key0_;
+  int keys_;
+};
+
+// All rows of the block against keys [key0, key0 + keys), which are packed.
+template <typename Format>
+inline void forward_tiles(ForwardState<Format>& state, i32 key0, int keys) {
+  const int rows = state.block.rows, last = rows % kRowTile;
+  const int whole = last > kLanes || last == 0 ? ceil_div(rows, kRowTile) : rows / kRowTile;
+  RowTiles<Format, 2>(state, key0, keys).run(0, whole);
+  if (whole * kRowTile < rows) RowTiles<Format, 1>(state, key0, keys).run(whole * kRowTile, 1);
+}
+
+}  // namespace attention::cpu::ATTENTION_CPU_ISA
