@@ -185,6 +185,47 @@ def test_changing_a_key_moves_only_the_rows_that_see_it(backend, position, dtype
         assert (after[name][:, position:] != before[name][:, position:]).any(), name
 
 
+# Weights of one row and of another change by powers of ten, over several blocks of keys.
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_changing_a_query_moves_only_its_own_row(backend, dtype):
+    problem = Case(b=1, lq=40, lkv=300, hq=1, hkv=1, d=32, dtype=dtype).problem()
+    before = run.forward(problem, backend)
+    query = problem.query.copy()
+    query[:, 1] = 8 * problem.key[:, 290]
+    after = run.forward(problem.with_arrays(query=query), backend)
+    others = np.arange(40) != 1
+    for name in ("out", "lse"):
+        np.testing.assert_array_equal(after[name][:, others], before[name][:, others])
+        assert (after[name][:, 1] != before[name][:, 1]).any(), name
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("scale", [1.0, 1.37, 1000.0])
+@pytest.mark.parametrize("sign", [1, -1])
+@pytest.mark.parametrize("size", [317.0, 1e5, 1e15])
+def test_one_key_has_weight_one_whatever_its_score(backend, size, sign, scale, dtype):
+    """Out is v, dv is dout, dq and dk are 0, lse is the score: for scores from 1e5 to 1e33."""
+    case = Case(b=1, lq=2, lkv=1, hq=1, hkv=1, d=1, dv=4, dtype=dtype)
+    problem = case.problem()
+    problem = problem.with_arrays(
+        query=np.full_like(problem.query, size),
+        key=np.full_like(problem.key, sign * 1.04 * size),
+        scale=scale,
+    )
+    dout, dlse = case.cotangents()
+    results, gradients = run.vjp(problem, backend, dout, np.zeros_like(dlse))
+    score = np.float64(problem.query[0, 0, 0, 0]) * np.float64(problem.key[0, 0, 0, 0]) * scale
+    value, dvalue = np.float64(problem.value), np.float64(dout).sum(1, keepdims=True)
+    # tf32 rounds q, k, v and dout: out is a rounded v, and dP - delta a difference of roundings.
+    rounds = backend.tf32 and dtype == "float32"
+    np.testing.assert_allclose(np.float64(results["out"]), value.repeat(2, 1), 1e-3 * rounds)
+    np.testing.assert_allclose(results["lse"], score, 2e-3 if rounds else 3e-7)
+    np.testing.assert_allclose(np.float64(gradients["value"]), dvalue, 1e-2, 1e-2)
+    if not rounds:
+        assert (gradients["query"] == 0).all()
+        assert (gradients["key"] == 0).all()
+
+
 def test_no_keys_and_no_queries(backend):
     """Lkv = 0: the identities of an empty row. Lq = 0 and B = 0: empty results, zero gradients."""
     for b, lq, lkv in [(2, 3, 0), (2, 0, 5), (0, 3, 5), (1, 0, 0)]:

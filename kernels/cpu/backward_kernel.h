@@ -181,7 +181,7 @@ inline void backward_blocks(const BackwardTask& task) {
   RowBlock& block = state.block;
   float* dq_t_all = reinterpret_cast<float*>(task.scratch + plan.scratch.o_t);
   const int width_k = round_up(state.d, 16), width_v = round_up(state.dv, 16);
-  const int dims = round_up(state.d, kRowStep);
+  [[maybe_unused]] const int dims = round_up(state.d, kRowStep);
   const i64 padded_lkv = padded_keys(p.lkv);
   memset(task.dk, 0, sizeof(float) * static_cast<size_t>(padded_lkv * width_k));
   memset(task.dv, 0, sizeof(float) * static_cast<size_t>(padded_lkv * width_v));
@@ -190,8 +190,8 @@ inline void backward_blocks(const BackwardTask& task) {
   for (i32 q_block = task.split; q_block < plan.q_blocks; q_block += plan.num_splits) {
     const i32 q0 = q_block * plan.block_q;
     const i32 queries = min_of(plan.block_q, static_cast<i32>(p.lq) - q0);
-    block = view_rows(p, task.b, task.kv_head, static_cast<i32>(task.kv_head) * group, group, q0,
-                      queries, task.scratch + plan.scratch.rows, plan.padded_rows);
+    view_rows(block, p, task.b, task.kv_head, static_cast<i32>(task.kv_head) * group, group, q0,
+              queries, task.scratch + plan.scratch.rows, plan.padded_rows);
     fill_rows(block);
     // Sums over rows run in whole matrix tiles.
     if constexpr (Format::kTiled) block.tiled = round_up(block.rows, kRowTile);
@@ -203,7 +203,8 @@ inline void backward_blocks(const BackwardTask& task) {
     const Range keys = keys_of_rows(block.mask, {q0, q0 + queries});
     for (i32 key0 = keys.begin / plan.block_k * plan.block_k; key0 < keys.end;
          key0 += plan.block_k) {
-      const i32 begin = max_of(key0, keys.begin / Format::kFirstStep * Format::kFirstStep);
+      const i32 skipped = max_of(keys.begin - key0, 0);
+      const i32 begin = key0 + skipped / Format::kFirstStep * Format::kFirstStep;
       const i32 count = min_of(key0 + plan.block_k, keys.end) - begin;
       if (block_mask_hides(block, 0, block.rows, {begin, begin + count})) continue;
       const i32 padded = round_up(count, Format::kFirstStep);
@@ -219,13 +220,18 @@ inline void backward_blocks(const BackwardTask& task) {
         chain_options<Format, kVectors>(state, row, begin, range);
         float* s = state.s + i64{row} * state.block_k;
         float* ds = state.ds + i64{row} * state.block_k;
-        F keep[kVectors];
-        for (int n = 0; n < kVectors; ++n) keep[n] = set(1.f);
         round_rows<Format, kVectors>(s, ds, range, state.block_k);
-        value_product<Format, kVectors>(
-            state.k.rows_from(range.begin, state.d), range.end - range.begin, dims,
-            weights_by_key<Format, kVectors>(ds, range.begin, range.end), keep,
-            dq_t_all + i64{row} * width_k);
+        const Element* ds_by_key = weights_by_key<Format, kVectors>(ds, range.begin, range.end);
+        const Element* k = state.k.rows_from(range.begin, state.d);
+        float* dq_t = dq_t_all + i64{row} * width_k;
+        if constexpr (Format::kTiled) {
+          value_tiles<kVectors>(k, tile_step(state.d), range.end - range.begin, width_k, ds_by_key,
+                                dq_t);
+        } else {
+          F keep[kVectors];
+          for (int n = 0; n < kVectors; ++n) keep[n] = set(1.f);
+          value_product<Format, kVectors>(k, range.end - range.begin, dims, ds_by_key, keep, dq_t);
+        }
         clear_around<Format, kVectors>(s, range, padded);
         clear_around<Format, kVectors>(ds, range, padded);
       });

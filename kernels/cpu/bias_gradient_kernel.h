@@ -37,8 +37,8 @@ inline void bias_gradient_block(const BackwardArgs& args, const Plan& plan, i64 
     for (i64 h = blocks.sums_heads ? 0 : head; h < (blocks.sums_heads ? p.hq : head + 1); ++h) {
       for (i32 q0 = q_first; q0 < q_last; q0 += blocks.block_q) {
         const i32 queries = min_of(blocks.block_q, q_last - q0);
-        block = view_rows(p, b, h / group, static_cast<i32>(h), 1, q0, queries,
-                          scratch + plan.scratch.rows, plan.padded_rows);
+        view_rows(block, p, b, h / group, static_cast<i32>(h), 1, q0, queries,
+                  scratch + plan.scratch.rows, plan.padded_rows);
         fill_rows(block);
         // Whole tiles only: blocks of different size must share one layout of the accumulator.
         block.tiled = round_up(block.rows, kRowTile);

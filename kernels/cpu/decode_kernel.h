@@ -308,8 +308,10 @@ inline void forward_decode(const ForwardTask& task) {
     return task.scratch + at.rows + head * plan.padded_rows * kRowArrays * i64{sizeof(float)};
   };
   const auto rows_of = [&](i64 head) {
-    return view_rows(p, task.b, head, static_cast<i32>(head) * group, group, 0, lq, arrays_of(head),
-                     plan.padded_rows);
+    RowBlock view;
+    view_rows(view, p, task.b, head, static_cast<i32>(head) * group, group, 0, lq, arrays_of(head),
+              plan.padded_rows);
+    return view;
   };
   with_type(p.dtype, [&](auto tag) {
     using T = decltype(tag);

@@ -48,14 +48,18 @@ inline void finish_tile(ForwardState<Format>& state, const ForwardTask& task, in
   const float* o_t = state.o_t + i64{row} * state.stride_o;
   if (task.plan->num_splits == 1) {
     F inverse[kVectors];
+    float lse[kLd];
     for (int n = 0; n < kVectors; ++n) {
       const F sum = load(block.sum + row + n * kLanes);
-      inverse[n] = select(equal(sum, zero()), zero(), set(1.f) / sum);
+      const M empty = equal(sum, zero());
+      inverse[n] = select(empty, zero(), set(1.f) / sum);
+      store(lse + n * kLanes,
+            select(empty, minus_infinity(),
+                   fma(load(block.maximum + row + n * kLanes), set(state.unit), log(sum))));
     }
     unpack_lanes<kVectors>(block, o_t, inverse, state.dv, row, task.args->out);
     for (int r = row; r < min_of(row + kLd, block.rows); ++r)
-      task.args->lse[block.index_of(r)] =
-          block.sum[r] == 0.f ? -__builtin_inff() : block.maximum[r] + __builtin_logf(block.sum[r]);
+      task.args->lse[block.index_of(r)] = lse[r - row];
     return;
   }
   // Partial layout: [rows][padded Dv] of unnormalised O, then maxima, then sums.
@@ -73,7 +77,7 @@ inline void finish_tile(ForwardState<Format>& state, const ForwardTask& task, in
         store(partial + i64{row + n * kLanes + lane} * width + c, x[lane]);
     }
   for (int r = row; r < row + kLd; ++r) {
-    partial[i64{block.padded} * width + r] = block.maximum[r];
+    partial[i64{block.padded} * width + r] = block.maximum[r] * state.unit;
     partial[i64{block.padded} * (width + 1) + r] = block.sum[r];
   }
 }
@@ -88,8 +92,10 @@ inline void forward_blocks(const ForwardTask& task) {
   state.block_k = round_up(plan.block_k, kKeyPad);
   state.d = static_cast<int>(p.d);
   state.dv = static_cast<int>(p.dv);
-  state.plain = p.soft_cap == 0.f && !p.bias.data && !p.alibi_slopes.data &&
-                p.dropout.threshold == 0 && !p.scale_array.data && p.scale > 0.f;
+  state.plain = Format::kTiled && p.soft_cap == 0.f && !p.bias.data && !p.alibi_slopes.data &&
+                p.dropout.threshold == 0 && !p.scale_array.data && p.scale > 1e-30f &&
+                p.scale < 1e30f;
+  state.unit = state.plain ? p.scale : 1.f;
   state.dims_v = round_up(state.dv, kRowStep);
   state.stride_q = lane_stride<Format>(state.d);
   state.stride_o = round_up(state.dv, 16);
@@ -105,9 +111,8 @@ inline void forward_blocks(const ForwardTask& task) {
   // Turns to one of the task's key/value heads, whose rows stay in scratch.
   const auto enter = [&](i32 n) {
     const i64 head = task.kv_head + n, rows = i64{n} * plan.padded_rows;
-    block = view_rows(p, task.b, head, static_cast<i32>(head) * group, group, q0, queries,
-                      task.scratch + at.rows + rows * kRowArrays * i64{sizeof(float)},
-                      plan.padded_rows);
+    view_rows(block, p, task.b, head, static_cast<i32>(head) * group, group, q0, queries,
+              task.scratch + at.rows + rows * kRowArrays * i64{sizeof(float)}, plan.padded_rows);
     state.q_t =
         reinterpret_cast<typename Format::Element*>(task.scratch + at.q_t) + rows * state.stride_q;
     state.o_t = reinterpret_cast<float*>(task.scratch + at.o_t) + rows * state.stride_o;
@@ -135,14 +140,15 @@ inline void forward_blocks(const ForwardTask& task) {
   // A split is a fixed interval of keys, whatever the rows of this block can see of it.
   Range keys = keys_of_rows(block.mask, {q0, q0 + queries});
   const i32 split_begin = task.split * plan.split_size;
-  keys.begin = max_of(keys.begin / Format::kFirstStep * Format::kFirstStep, split_begin);
+  keys.begin = max_of(keys.begin, split_begin);
   keys.end = static_cast<i32>(min_of<i64>(keys.end, (i64{task.split} + 1) * plan.split_size));
-  // Blocks start at multiples of the block size, so that a row's result does not depend on where
-  // the other rows' windows begin.
-  // A split beyond the last key has nothing to do.
+  // Blocks start at multiples of the block size, and what is computed of them at a multiple of
+  // kFirstStep from there, so that a row's result does not depend on where the other rows' windows
+  // begin. A split beyond the last key has nothing to do.
   if (keys.empty()) keys = {0, 0};
   for (i32 key0 = keys.begin / plan.block_k * plan.block_k; key0 < keys.end; key0 += plan.block_k) {
-    const i32 begin = max_of(key0, keys.begin);
+    const i32 start = max_of(key0, split_begin), skipped = max_of(keys.begin - start, 0);
+    const i32 begin = start + skipped / Format::kFirstStep * Format::kFirstStep;
     const i32 count = min_of(key0 + plan.block_k, keys.end) - begin;
     for (i32 n = 0; n < plan.heads; ++n) {
       enter(n);
@@ -155,7 +161,7 @@ inline void forward_blocks(const ForwardTask& task) {
         // The same keys of the next head, or the next keys of the first one.
         const bool same_keys = n + 1 < plan.heads;
         const i32 next_key = same_keys ? begin : key0 + plan.block_k;
-        const int steps_of_a_tile = Format::kTiled ? max_of(padded, state.dv) / kTileBlock
+        const int steps_of_a_tile = Format::kTiled ? ceil_div(max_of(padded, state.dv), kTileBlock)
                                                    : (padded + state.dv) / kTileRows;
         state.next.begin(key_rows(p.k, p.k_batch, state.d, next_key, same_keys ? n + 1 : 0),
                          key_rows(p.v, p.v_batch, state.dv, next_key, same_keys ? n + 1 : 0),

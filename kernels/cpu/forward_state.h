@@ -48,7 +48,8 @@ struct ForwardState {
   float *o_t, *s;
   u8* allow;
   int block_k, d, dv;
-  bool plain;              // weights are exponentials of the scaled products, or masked
+  bool plain;              // matrix tiles; weights are exponentials of scaled products, or masked
+  float unit;              // of the maxima: `scale` where they are of unscaled products, or 1
   int dims_v;              // dv rounded up to kRowStep
   int stride_q, stride_o;  // elements of one row in lanes: padded head dimensions
 };

@@ -102,22 +102,18 @@ class RowTiles {
     for (int j = work.first; j < work.last; ++j)
       for (int n = 0; n < kVectors; ++n)
         maximum[n] = max(load(work.s + j * kLd + n * kLanes), maximum[n]);
-    // The maximum follows its row only when that grows by a factor of e^8, so that the sums so far
-    // seldom have to be multiplied.
-    bool grows = false;
-    for (int n = 0; n < kVectors; ++n) {
-      maximum[n] = maximum[n] * set(block_.scale);
-      grows |= any_less(load(block_.maximum + work.row + n * kLanes) + set(8.f), maximum[n]);
-    }
+    // Maxima are of unscaled scores: the largest one's exponent is exactly 0. A row's follows only
+    // when its weights would grow by a factor of e^8, so that the sums so far seldom have to be
+    // multiplied.
     for (int n = 0; n < kVectors; ++n) {
       float* of_row = block_.maximum + work.row + n * kLanes;
-      const F old = load(of_row);
-      maximum[n] = grows ? max(maximum[n], old) : old;
+      const F old = load(of_row), scale = set(block_.scale);
+      const M grows = less(set(8.f), (maximum[n] - old) * scale);
+      maximum[n] = select(grows, maximum[n], old);
       store(of_row, maximum[n]);
       // A row that has seen nothing yet has maximum -inf: any finite shift gives exp = 0.
-      const F shift = select(equal(maximum[n], minus_infinity()), zero(), maximum[n]);
-      work.decay[n] = grows ? exp(old - shift) : set(1.f);
-      work.shift[n] = shift * set(kLog2E);
+      work.shift[n] = select(equal(maximum[n], minus_infinity()), zero(), maximum[n]);
+      work.decay[n] = select(grows, exp((old - work.shift[n]) * scale), set(1.f));
       work.sum[n] = zero();
     }
   }
@@ -137,7 +133,7 @@ class RowTiles {
     for (int j = 0; j < kTileBlock; j += kKeys, s += 4 * kLanes, pairs += 2 * kLanes) {
       F p[4];
 #pragma GCC unroll 4
-      for (int i = 0; i < 4; ++i) p[i] = fma(load(s + i * kLanes), factor, -shift[i % kVectors]);
+      for (int i = 0; i < 4; ++i) p[i] = (load(s + i * kLanes) - shift[i % kVectors]) * factor;
       exp2(p);
 #pragma GCC unroll 4
       for (int i = 0; i < 4; ++i) sum[i % kVectors] = sum[i % kVectors] + p[i];
@@ -160,7 +156,7 @@ class RowTiles {
     const int m = step * kTileBlock, dims = min_of(kTileBlock, state_.dims_v - m);
     float* o_t = state_.o_t + i64{work.row} * state_.stride_o + m * kLd;
     bool decays = false;
-    for (int n = 0; n < kVectors; ++n) decays |= any_less(work.decay[n], set(1.f));
+    for (int n = 0; n < kVectors; ++n) decays |= any(less(work.decay[n], set(1.f)));
     if (decays)
       for (int i = 0; i < dims; ++i)
         for (int n = 0; n < kVectors; ++n) {

@@ -25,7 +25,7 @@ struct BackwardTask {
   i64 b, kv_head;
   i32 split;
   char* scratch;
-  float* dk;  // this task's float32 accumulators, [Lkv][padded D] and [Lkv][padded Dv]
+  float* dk;  // this task's float32 accumulators, padded_keys(Lkv) rows of padded D and Dv
   float* dv;
 };
 

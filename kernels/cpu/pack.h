@@ -93,8 +93,8 @@ inline void pack_keys(const RowBlock& block, const void* operand, BatchMap batch
 // The side of a product that packed rows stand on.
 enum class Side { kLeft, kRight };
 
-// Completes a panel whose `rows` (a multiple of kLastStep) rows are packed by_d: by_row. For matrix
-// tiles the left side (K, V) is [row / 32][d][16 pairs of rows] and the right one (Q, dO)
+// Completes a panel whose `rows` (a multiple of kFirstStep) rows are packed by_d: by_row. For
+// matrix tiles the left side (K, V) is [row / 32][d][16 pairs of rows] and the right one (Q, dO)
 // [row / 32][d / 16][16 pairs of rows][16].
 template <Side kSide, typename Format>
 inline void pack_by_row(const Panel<Format>& panel, int rows, int d) {

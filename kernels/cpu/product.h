@@ -37,7 +37,7 @@ struct Panel {
   }
 
   Element* by_d = nullptr;    // [row][kRowPitch]
-  Element* by_row = nullptr;  // [row / kDepth][kPitch]
+  Element* by_row = nullptr;  // [row / kDepth][kPitch], or tiles
 };
 
 // acc[m][n] += sum_k a[m * kAm + k * kAk] * b[k * kLdb + n * kLanes ..], over k elements.
@@ -176,10 +176,6 @@ inline void value_product(const typename Format::Element* v, int keys, int dims,
                           const typename Format::Element* p, const F (&decay)[kVectors], float* o_t,
                           const Between& between = {}) {
   constexpr int kLd = kVectors * kLanes;
-  if constexpr (Format::kTiled) {
-    value_tiles<kVectors>(v, tile_step(dims), keys, round_up(dims, kTileSide), p, o_t);
-    return;
-  }
   const int depth = keys / Format::kDepth;
   for_each_tile(dims, [&](int m, auto rows) {
     between();

@@ -34,10 +34,9 @@ struct RowBlock {
   i64 index_of(int row) const { return (b * problem->lq + query[row]) * problem->hq + head[row]; }
 };
 
-// The block over arrays that fill_rows has filled, or will.
-inline RowBlock view_rows(const Problem& p, i64 b, i64 kv_head, i32 head0, i32 group, i32 q0,
-                          i32 queries, void* arrays, i32 padded) {
-  RowBlock block;
+// Sets the block, over arrays that fill_rows has filled, or will.
+inline void view_rows(RowBlock& block, const Problem& p, i64 b, i64 kv_head, i32 head0, i32 group,
+                      i32 q0, i32 queries, void* arrays, i32 padded) {
   block.problem = &p;
   block.mask = row_mask(p, b);
   block.b = b;
@@ -64,7 +63,6 @@ inline RowBlock view_rows(const Problem& p, i64 b, i64 kv_head, i32 head0, i32 g
     *array = floats;
     floats += padded;
   }
-  return block;
 }
 
 // Positions, masks and slopes of the block's rows.

@@ -64,6 +64,7 @@ ATTENTION_INLINE F min(F a, F b) { return (F)_mm512_min_ps((__m512)a, (__m512)b)
 ATTENTION_INLINE M less(I a, I b) { return _mm512_cmplt_epi32_mask((__m512i)a, (__m512i)b); }
 ATTENTION_INLINE M equal(I a, I b) { return _mm512_cmpeq_epi32_mask((__m512i)a, (__m512i)b); }
 ATTENTION_INLINE M equal(F a, F b) { return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_EQ_OQ); }
+ATTENTION_INLINE M less(F a, F b) { return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_LT_OQ); }
 ATTENTION_INLINE M both(M a, M b) { return static_cast<M>(a & b); }
 ATTENTION_INLINE F select(M m, F yes, F no) {
   return (F)_mm512_mask_blend_ps(m, (__m512)no, (__m512)yes);
@@ -94,6 +95,7 @@ ATTENTION_INLINE F min(F a, F b) { return select((M)(a < b), a, b); }
 ATTENTION_INLINE M less(I a, I b) { return (M)(a < b); }
 ATTENTION_INLINE M equal(I a, I b) { return (M)(a == b); }
 ATTENTION_INLINE M equal(F a, F b) { return (M)(a == b); }
+ATTENTION_INLINE M less(F a, F b) { return (M)(a < b); }
 ATTENTION_INLINE M both(M a, M b) { return a & b; }
 ATTENTION_INLINE M negative(I x) { return (M)(x >> 31); }
 ATTENTION_INLINE M mask_of_bits(u32 bits) {
@@ -116,12 +118,11 @@ ATTENTION_INLINE bool any_bit(I x) {
   return all != 0;
 }
 
-// Whether a < b in any lane.
-ATTENTION_INLINE bool any_less(F a, F b) {
+ATTENTION_INLINE bool any(M m) {
 #if defined(__AVX512F__)
-  return _mm512_cmp_ps_mask((__m512)a, (__m512)b, _CMP_LT_OQ) != 0;
+  return m != 0;
 #else
-  return any_bit((I)(a < b));
+  return any_bit(m);
 #endif
 }
 
@@ -185,6 +186,25 @@ ATTENTION_INLINE F exp(F x) {
   F one[1] = {x};
   exp(one);
   return one[0];
+}
+
+// Natural logarithm of positive normal numbers, within 0.9 units in the last place: x = 2^n (1 + f)
+// with 1 + f in [sqrt(1/2), sqrt(2)], log(1 + f) = f - f^2 / 2 + f^3 P(f), P of degree 8 (minimax),
+// and log(2) as the sum of a number of few digits, whose multiples are exact, and a small one.
+ATTENTION_INLINE F log(F x) {
+  constexpr float kPolynomial[] = {
+      -0.11675651371479034f, 0.11888162791728973f, -0.1240558922290802f,  0.14219552278518677f,
+      -0.1666799634695053f,  0.2000211924314499f,  -0.25000008940696716f, 0.3333331346511841f};
+  const I exponent = (float_to_bits(x) - set(0x3F3504F3)) >> 23;
+  const F n = to_float(exponent);
+  const F f = bits_to_float(float_to_bits(x) - (exponent << 23)) - set(1.f);
+  const F square = f * f;
+  F p = set(0.0674663856625557f);
+#pragma GCC unroll 8
+  for (const float c : kPolynomial) p = fma(p, f, set(c));
+  F small = fma(n, set(-2.12194440e-4f), p * f * square);
+  small = fma(set(-0.5f), square, small);
+  return fma(n, set(0.693359375f), f + small);
 }
 
 // tanh by a rational minimax approximation in x^2 (relative error 2.5e-7).

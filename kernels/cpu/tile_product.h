@@ -63,7 +63,7 @@ ATTENTION_INLINE void for_each_tile_block(int rows, const Function& function) {
   if (m < rows) function(m, Constant<1>{});
 }
 
-// S^T[key][lane] of keys [m, m + 32) of packed rows of K into `s`, unscaled.
+// S^T[key][lane] of the 32 packed rows of K at `k` into `s`, unscaled.
 template <int kVectors>
 ATTENTION_INLINE void score_tiles(const u32* k, int k_pitch, int d, const u32* q_t, float* s) {
   constexpr int kLd = kVectors * kLanes;
