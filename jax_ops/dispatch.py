@@ -104,7 +104,7 @@ def choose(
             reasons[name] = f"does not support this call: {reason}"
         elif name not in order:
             reasons[name] = (
-                "is for tests: only an explicit choice takes it"
+                "'auto' does not take it: only an explicit choice does"
                 if asked == "auto"
                 else f"is not what was asked for ({asked!r})"
             )

@@ -8,6 +8,7 @@ import pytest
 
 import jax_ops
 from jax_ops import dispatch
+from jax_ops._primitive import local
 from jax_ops.explanation import explain
 
 
@@ -96,6 +97,10 @@ def test_available_implementations_say_why_not():
     assert told["cpu"] == told["xla"] == told["jax_xla"] == ""
     if all(d.platform == "cpu" for d in jax.devices()):
         assert told["cuda"] == told["jax_cudnn"] == "JAX has no CUDA device"
+
+
+def test_every_implementation_of_our_own_has_its_programs():
+    assert local.PROGRAMS.keys() == set(dispatch.OWN)
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ with the sizes of one shard.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -23,7 +24,14 @@ forward_local_p.multiple_results = True
 backward_local_p = Primitive("attention_backward_local")
 backward_local_p.multiple_results = True
 
-_NATIVE = ("cpu", "cuda", "emulated")
+# The forward and the backward program of each implementation of our own.
+PROGRAMS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "xla": (blockwise.forward, blockwise.backward),
+    **{
+        name: (functools.partial(native.forward, name), functools.partial(native.backward, name))
+        for name in ("cpu", "cuda", "emulated")
+    },
+}
 _OTHER_PLATFORMS = "other"
 
 
@@ -72,11 +80,10 @@ def _lower_forward(platform: str) -> Callable[..., Any]:
         shapes = avals.unpack(fields, ctx.avals_in)
         implementation = dispatch.implementation_for(platform, spec, shapes, "fwd")
 
+        forward, _ = PROGRAMS[implementation]
+
         def call(*arrays: Any) -> Any:
-            operands = avals.unpack(fields, arrays)
-            if implementation in _NATIVE:
-                return native.forward(implementation, spec, operands)
-            return blockwise.forward(spec, operands)
+            return forward(spec, avals.unpack(fields, arrays))
 
         return _jax.lower_as_jax(call)(ctx, *args)
 
@@ -94,13 +101,11 @@ def _lower_backward(platform: str) -> Callable[..., Any]:
         shapes = avals.unpack(fields, ctx.avals_in)
         implementation = dispatch.implementation_for(platform, spec, shapes, "bwd")
 
+        _, backward = PROGRAMS[implementation]
+
         def call(*arrays: Any) -> Any:
             operands = avals.unpack(fields, arrays)
-            rest = arrays[len(fields) :]
-            if implementation in _NATIVE:
-                gradients = native.backward(implementation, spec, operands, *rest)
-            else:
-                gradients = blockwise.backward(spec, operands, *rest)
+            gradients = backward(spec, operands, *arrays[len(fields) :])
             by_field = dict(zip(Gradients._fields, gradients, strict=True))
             return [by_field[Operands._fields[field]] for field in wanted]
 
