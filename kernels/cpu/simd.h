@@ -133,25 +133,17 @@ inline constexpr float kExp2Polynomial[] = {1.327647129073739e-3f, 9.67554096132
                                             5.550713092088699e-2f, 0.24022120237350464f,
                                             0.6931469440460205f,   1.0f};
 
-// x[i] = e^x[i] for x <= 88; exactly 0 below -87.7 (so also for -inf), NaN for NaN.
-// e^x = 2^n 2^f with n = round(x log2 e). The product x log2 e is never rounded: both of its uses
-// are fused, which matters for very negative x. The chain of one vector is 45 clocks long and a
-// processor looks only some 100 instructions ahead: vectors that advance together, step by step,
-// fill the multipliers.
+inline constexpr float kRounder = 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer
+
+// x[i] = 2^(n[i] + x[i]) for |x[i]| <= 1/2 and -127 <= n[i] < 128, 0 for n[i] = -127, given
+// shifted[i] = kRounder + n[i]. The chain of one vector is some 40 clocks long and a processor
+// looks only some 100 instructions ahead: vectors that advance together, step by step, fill the
+// multipliers.
 template <int kCount>
-ATTENTION_INLINE void exp(F (&x)[kCount]) {
-  const F log2e = set(kLog2E);
-  const F rounder = set(12582912.f);  // 1.5 * 2^23: adding it rounds to an integer
-  F shifted[kCount], p[kCount];
+ATTENTION_INLINE void exp2_of_parts(const F (&shifted)[kCount], F (&x)[kCount]) {
+  F p[kCount];
 #pragma GCC unroll 8
-  for (int i = 0; i < kCount; ++i) x[i] = max(set(-88.f), x[i]);
-#pragma GCC unroll 8
-  for (int i = 0; i < kCount; ++i) shifted[i] = fma(x[i], log2e, rounder);
-#pragma GCC unroll 8
-  for (int i = 0; i < kCount; ++i) {
-    x[i] = fma(x[i], log2e, rounder - shifted[i]);
-    p[i] = set(kExp2Polynomial[0]);
-  }
+  for (int i = 0; i < kCount; ++i) p[i] = set(kExp2Polynomial[0]);
 #pragma GCC unroll 8
   for (int k = 1; k < 6; ++k)
 #pragma GCC unroll 8
@@ -161,25 +153,34 @@ ATTENTION_INLINE void exp(F (&x)[kCount]) {
     x[i] = p[i] * bits_to_float((float_to_bits(shifted[i]) << 23) + set(0x3F800000));
 }
 
-// x[i] = 2^x[i] for x < 128; exactly 0 below -126.5, NaN for NaN. The same polynomial.
+// x[i] = e^x[i] for x <= 88; exactly 0 below -87.7 (so also for -inf), NaN for NaN.
+// e^x = 2^n 2^f with n = round(x log2 e). The product x log2 e is never rounded: both of its uses
+// are fused, which matters for very negative x.
+template <int kCount>
+ATTENTION_INLINE void exp(F (&x)[kCount]) {
+  const F log2e = set(kLog2E), rounder = set(kRounder);
+  F shifted[kCount];
+#pragma GCC unroll 8
+  for (int i = 0; i < kCount; ++i) x[i] = max(set(-88.f), x[i]);
+#pragma GCC unroll 8
+  for (int i = 0; i < kCount; ++i) shifted[i] = fma(x[i], log2e, rounder);
+#pragma GCC unroll 8
+  for (int i = 0; i < kCount; ++i) x[i] = fma(x[i], log2e, rounder - shifted[i]);
+  exp2_of_parts(shifted, x);
+}
+
+// x[i] = 2^x[i] for x < 128; exactly 0 below -126.5, NaN for NaN.
 template <int kCount>
 ATTENTION_INLINE void exp2(F (&x)[kCount]) {
-  const F rounder = set(12582912.f);
-  F shifted[kCount], p[kCount];
+  const F rounder = set(kRounder);
+  F shifted[kCount];
 #pragma GCC unroll 8
   for (int i = 0; i < kCount; ++i) {
     x[i] = max(set(-127.f), x[i]);
     shifted[i] = x[i] + rounder;
     x[i] = x[i] - (shifted[i] - rounder);
-    p[i] = set(kExp2Polynomial[0]);
   }
-#pragma GCC unroll 8
-  for (int k = 1; k < 6; ++k)
-#pragma GCC unroll 8
-    for (int i = 0; i < kCount; ++i) p[i] = fma(p[i], x[i], set(kExp2Polynomial[k]));
-#pragma GCC unroll 8
-  for (int i = 0; i < kCount; ++i)
-    x[i] = p[i] * bits_to_float((float_to_bits(shifted[i]) << 23) + set(0x3F800000));
+  exp2_of_parts(shifted, x);
 }
 
 ATTENTION_INLINE F exp(F x) {
