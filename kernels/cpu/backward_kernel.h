@@ -4,6 +4,7 @@
 // accumulators that belong to the task, so that no two tasks add to the same number.
 #pragma once
 
+#include "kernels/cpu/forward_state.h"
 #include "kernels/cpu/gradient_tile.h"
 
 namespace attention::cpu::ATTENTION_CPU_ISA {
@@ -170,6 +171,48 @@ inline void round_rows(float* s, float* ds, Range range, int block_k) {
   }
 }
 
+// Calls function(first key, count, padded count) for the blocks of keys that the rows may see.
+template <typename Format, typename Function>
+inline void for_each_key_block(const GradientState<Format>& state, const Plan& plan,
+                               const Function& function) {
+  const RowBlock& block = state.block;
+  const Range keys = keys_of_rows(block.mask, {block.q0, block.q0 + block.queries});
+  for (i32 key0 = keys.begin / plan.block_k * plan.block_k; key0 < keys.end; key0 += plan.block_k) {
+    const i32 skipped = max_of(keys.begin - key0, 0);
+    const i32 begin = key0 + skipped / Format::kFirstStep * Format::kFirstStep;
+    const i32 count = min_of(key0 + plan.block_k, keys.end) - begin;
+    if (block_mask_hides(block, 0, block.rows, {begin, begin + count})) continue;
+    function(begin, count, round_up(count, Format::kFirstStep));
+  }
+}
+
+// lse of the rows from the scores as the backward pass sums them up. A forward pass that streamed
+// added in another order, and of scores of thousands that alone would move exp(s - lse) by 1e-3.
+template <typename Format>
+inline void recompute_lse(GradientState<Format>& state, const Plan& plan) {
+  const Problem& p = *state.problem;
+  RowBlock& block = state.block;
+  for (int r = 0; r < block.padded; ++r) {
+    block.maximum[r] = -__builtin_inff();
+    block.sum[r] = 0.f;
+  }
+  for_each_key_block(state, plan, [&](i32 begin, i32 count, i32 padded) {
+    pack_keys(block, p.k, p.k_batch, state.d, begin, count, padded, state.k);
+    for_each_row_tile(block.tiled, [&](int row, auto vectors) {
+      constexpr int kVectors = decltype(vectors)::value;
+      const ScoreTile tile = gradient_scores<Format, kVectors>(state, row, begin, count);
+      F decay[kVectors];
+      if (tile.first < tile.last) online_softmax<kVectors>(tile, decay);
+    });
+  });
+  for (int r = 0; r < block.padded; r += kLanes) {
+    const F lse = load(block.lse + r), sum = load(block.sum + r);
+    // Rows that count for nothing keep +inf.
+    const M used = both(less(lse, set(__builtin_inff())), less(zero(), sum));
+    store(block.lse + r, select(used, load(block.maximum + r) + log(sum), lse));
+  }
+}
+
 template <typename Format>
 inline void backward_blocks(const BackwardTask& task) {
   using Element = typename Format::Element;
@@ -200,14 +243,8 @@ inline void backward_blocks(const BackwardTask& task) {
     memset(dq_t_all, 0,
            sizeof(float) * static_cast<size_t>(block.padded) * static_cast<size_t>(width_k));
 
-    const Range keys = keys_of_rows(block.mask, {q0, q0 + queries});
-    for (i32 key0 = keys.begin / plan.block_k * plan.block_k; key0 < keys.end;
-         key0 += plan.block_k) {
-      const i32 skipped = max_of(keys.begin - key0, 0);
-      const i32 begin = key0 + skipped / Format::kFirstStep * Format::kFirstStep;
-      const i32 count = min_of(key0 + plan.block_k, keys.end) - begin;
-      if (block_mask_hides(block, 0, block.rows, {begin, begin + count})) continue;
-      const i32 padded = round_up(count, Format::kFirstStep);
+    if (plan.own_lse) recompute_lse(state, plan);
+    for_each_key_block(state, plan, [&](i32 begin, i32 count, i32 padded) {
       pack_keys(block, p.k, p.k_batch, state.d, begin, count, padded, state.k);
       pack_by_row<Side::kLeft>(state.k, padded, state.d);
       pack_keys(block, p.v, p.v_batch, state.dv, begin, count, padded, state.v);
@@ -249,7 +286,7 @@ inline void backward_blocks(const BackwardTask& task) {
       };
       accumulate_rows(p_by_row, state.d_out.by_row, width_v, task.dv);
       accumulate_rows(ds_by_row, state.q.by_row, width_k, task.dk);
-    }
+    });
     for_each_row_tile(block.tiled, [&](int row, auto vectors) {
       finish_rows<Format, vectors.value>(state, dq_t_all + i64{row} * width_k, row);
     });

@@ -177,6 +177,28 @@ inline void load_rows(GradientState<Format>& state) {
   });
 }
 
+// The scores of one tile of rows against keys [key0, key0 + keys) of the packed block: the tile's
+// interval [first, last) of the block, empty where the rows see none of it.
+template <typename Format, int kVectors>
+inline ScoreTile gradient_scores(GradientState<Format>& state, int row, i32 key0, int keys) {
+  constexpr int kLd = kVectors * kLanes;
+  const RowBlock& block = state.block;
+  float* s = state.s + i64{row} * state.block_k;
+  ScoreTile tile{&block, row, key0, key0 + keys, 0, 0, s, state.allow, state.block_k};
+  const TileRange range = range_of_rows(block, row, kLd);
+  const i32 low = max_of(range.some.begin, key0), high = min_of(range.some.end, key0 + keys);
+  if (low >= high) return tile;
+  if (block_mask_hides(block, row, min_of(kLd, block.rows - row), {low, high})) return tile;
+  tile.first = (low - key0) / Format::kFirstStep * Format::kFirstStep;
+  tile.last = round_up(high - key0, Format::kLastStep);
+  score_product<Format, kVectors>(
+      state.k.by_d + tile.first * Panel<Format>::kRowPitch, tile.last - tile.first, state.d,
+      state.q_t + i64{row} * state.stride_q, block.scale, s + tile.first * kLd);
+  apply_options<kVectors>(tile, range.all, state.cap);
+  if constexpr (Format::kTiled) hide_padding<kVectors>(tile);
+  return tile;
+}
+
 // Fills P (after dropout) and dS with respect to the biased scores for one tile of rows against
 // keys [key0, key0 + keys) of the packed block. Returns the computed interval of the block, empty
 // where the tile sees none of it.
@@ -185,24 +207,14 @@ inline Range gradient_tile(GradientState<Format>& state, int row, i32 key0, int 
   constexpr int kLd = kVectors * kLanes;
   const RowBlock& block = state.block;
   const Problem& p = *state.problem;
-  const TileRange range = range_of_rows(block, row, kLd);
-  const i32 low = max_of(range.some.begin, key0), high = min_of(range.some.end, key0 + keys);
-  if (low >= high) return {0, 0};
-  if (block_mask_hides(block, row, min_of(kLd, block.rows - row), {low, high})) return {0, 0};
-  const int first = (low - key0) / Format::kFirstStep * Format::kFirstStep;
-  const int last = round_up(high - key0, Format::kLastStep);
-
-  float* s = state.s + i64{row} * state.block_k;
+  const ScoreTile tile = gradient_scores<Format, kVectors>(state, row, key0, keys);
+  const int first = tile.first, last = tile.last;
+  if (first >= last) return {0, 0};
+  float* s = tile.s;
   float* ds = state.ds + i64{row} * state.block_k;
-  constexpr int kRowPitch = Panel<Format>::kRowPitch;
-  const ScoreTile tile{&block, row, key0, key0 + keys, first, last, s, state.allow, state.block_k};
-  score_product<Format, kVectors>(state.k.by_d + first * kRowPitch, last - first, state.d,
-                                  state.q_t + i64{row} * state.stride_q, block.scale,
-                                  s + first * kLd);
-  apply_options<kVectors>(tile, range.all, state.cap);
-  if constexpr (Format::kTiled) hide_padding<kVectors>(tile);
-  score_product<Format, kVectors>(state.v.by_d + first * kRowPitch, last - first, state.dv,
-                                  state.do_t + i64{row} * state.stride_o, 1.f, ds + first * kLd);
+  score_product<Format, kVectors>(state.v.by_d + first * Panel<Format>::kRowPitch, last - first,
+                                  state.dv, state.do_t + i64{row} * state.stride_o, 1.f,
+                                  ds + first * kLd);
 
   F lse[kVectors], delta[kVectors], dlse[kVectors];
   for (int n = 0; n < kVectors; ++n) {

@@ -147,6 +147,11 @@ i64 forward_heads(const Shape& s, const Plan& plan) {
   return heads;
 }
 
+// Whether the forward pass streams K and V.
+bool streams(const Shape& s) {
+  return s.streams_simply && s.lkv >= kMinDecodeKeys && s.lq * (s.hq / s.hkv) <= kMaxDecodeRows;
+}
+
 void choose_decode_blocks(const Shape& s, const Tuning& t, Plan* plan) {
   plan->block_q = static_cast<i32>(s.lq);
   plan->q_blocks = 1;
@@ -198,8 +203,7 @@ Status plan_forward(const Shape& s, const Tuning& tuning, int threads, Plan* pla
   if (Status status = check(s); !status.ok()) return status;
   if (Status status = check(tuning); !status.ok()) return status;
   if (s.batch == 0 || s.lq == 0 || s.hq == 0) return {};
-  const bool decode =
-      s.streams_simply && s.lkv >= kMinDecodeKeys && s.lq * (s.hq / s.hkv) <= kMaxDecodeRows;
+  const bool decode = streams(s);
   plan->path = decode ? Path::kDecode : Path::kTiled;
   choose_blocks(s, tuning, forward_rows(s), kBlockKeys, plan);
   if (decode) choose_decode_blocks(s, tuning, plan);
@@ -262,6 +266,7 @@ Status plan_backward(const Shape& s, const Tuning& tuning, int threads, Plan* pl
     return {};
   }
   choose_blocks(s, tuning, kBackwardRows, kBackwardBlockKeys, plan);
+  plan->own_lse = streams(s);
 
   // Each split covers every num_splits-th block of queries (so that causal work is even) and owns
   // accumulators for all of dK and dV: no more of them than keep the threads busy.
