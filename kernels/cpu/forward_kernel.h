@@ -14,25 +14,20 @@ namespace attention::cpu::ATTENTION_CPU_ISA {
 template <typename Format, int kVectors, bool kAsks>
 inline void forward_tile(ForwardState<Format>& state, int row, i32 key0, int keys) {
   constexpr int kLd = kVectors * kLanes;
-  RowBlock& block = state.block;
-  const TileRange range = range_of_rows(block, row, kLd);
-  const i32 low = max_of(range.some.begin, key0), high = min_of(range.some.end, key0 + keys);
-  if (low >= high) return;
-  const int real_rows = min_of(kLd, block.rows - row);
-  if (block_mask_hides(block, row, real_rows, {low, high})) return;
-  const int first = (low - key0) / Format::kFirstStep * Format::kFirstStep;
-  const int last = round_up(high - key0, Format::kLastStep);
+  const RowBlock& block = state.block;
+  ScoreTile tile{&block, row, key0, key0 + keys, 0, 0, state.s, state.allow, state.block_k};
+  Range all;
+  if (!find_keys<Format, kVectors>(&tile, &all)) return;
+  const int first = tile.first, last = tile.last;
 
   const auto ask = [&] {
     if constexpr (kAsks) state.next.step();
   };
   const typename Format::Element* q_t = state.q_t + i64{row} * state.stride_q;
   float* o_t = state.o_t + i64{row} * state.stride_o;
-  const ScoreTile tile{&block, row,     key0,        key0 + keys,  first,
-                       last,   state.s, state.allow, state.block_k};
   score_product<Format, kVectors>(state.k.by_d + first * Panel<Format>::kRowPitch, last - first,
                                   state.d, q_t, block.scale, state.s + first * kLd, ask);
-  apply_options<kVectors>(tile, range.all, nullptr);
+  apply_options<kVectors>(tile, all, nullptr);
   F decay[kVectors];
   online_softmax<kVectors>(tile, decay);
   const typename Format::Element* weights = weights_by_key<Format, kVectors>(state.s, first, last);

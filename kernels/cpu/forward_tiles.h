@@ -13,9 +13,8 @@ namespace attention::cpu::ATTENTION_CPU_ISA {
 // One row tile of the block.
 template <int kVectors>
 struct RowTileWork {
-  int row, first, last;  // keys [first, last) of the packed block
-  Range all;             // keys that all of its rows see
-  float* s;              // scores; from their beginning on, weights as pairs of keys
+  ScoreTile tile;  // scores; from their beginning on, weights as pairs of keys
+  Range all;       // keys that all of its rows see
   F shift[kVectors], sum[kVectors], decay[kVectors];
 };
 
@@ -37,9 +36,11 @@ class RowTiles {
       weighed = scored;
       scored = nullptr;
       RowTileWork<kVectors>& next = works[turn % 3];
-      for (; row < end && !scored; row += kLd)
-        if (enter(next, row)) scored = &next;
-      if (scored) next.s = state_.s + turn % 3 * state_.block_k * kLd;
+      float* s = state_.s + turn % 3 * state_.block_k * kLd;
+      for (; row < end && !scored; row += kLd) {
+        next.tile = {&block_, row, key0_, key0_ + keys_, 0, 0, s, state_.allow, state_.block_k};
+        if (find_keys<Format, kVectors>(&next.tile, &next.all)) scored = &next;
+      }
       if (weighed) begin_weights(*weighed);
       const int steps = max_of(max_of(scored ? chunks(*scored) : 0, weighed ? chunks(*weighed) : 0),
                                summed ? ceil_div(state_.dims_v, kTileBlock) : 0);
@@ -56,57 +57,40 @@ class RowTiles {
  private:
   using Work = RowTileWork<kVectors>;
 
-  static int chunks(const Work& work) { return (work.last - work.first) / kTileBlock; }
-
-  ScoreTile score_tile(const Work& work) const {
-    return {&block_,   work.row, key0_,        key0_ + keys_, work.first,
-            work.last, work.s,   state_.allow, state_.block_k};
-  }
-
-  // False when no row of the tile sees a key of the block.
-  bool enter(Work& work, int row) const {
-    const TileRange range = range_of_rows(block_, row, kLd);
-    const i32 low = max_of(range.some.begin, key0_), high = min_of(range.some.end, key0_ + keys_);
-    if (low >= high) return false;
-    if (block_mask_hides(block_, row, min_of(kLd, block_.rows - row), {low, high})) return false;
-    work.row = row;
-    work.first = (low - key0_) / kTileBlock * kTileBlock;
-    work.last = round_up(high - key0_, kTileBlock);
-    work.all = range.all;
-    return true;
-  }
+  static int chunks(const Work& work) { return (work.tile.last - work.tile.first) / kTileBlock; }
 
   void score(const Work& work, int chunk) const {
     constexpr int kRowPitch = Panel<Format>::kRowPitch;
-    const int key = work.first + chunk * kTileBlock;
+    const int key = work.tile.first + chunk * kTileBlock;
     score_tiles<kVectors>(state_.k.by_d + key * kRowPitch, kRowPitch, state_.d,
-                          state_.q_t + i64{work.row} * state_.stride_q, work.s + key * kLd);
+                          state_.q_t + i64{work.tile.row} * state_.stride_q,
+                          work.tile.s + key * kLd);
   }
 
   // Masks the scores and finds their maximum; with options, does all the rest too.
   void begin_weights(Work& work) const {
-    const ScoreTile tile = score_tile(work);
+    const ScoreTile& tile = work.tile;
     if (!state_.plain) {
-      for (int at = work.first * kLd; at < work.last * kLd; at += kLanes)
-        store(work.s + at, load(work.s + at) * set(block_.scale));
+      for (int at = tile.first * kLd; at < tile.last * kLd; at += kLanes)
+        store(tile.s + at, load(tile.s + at) * set(block_.scale));
     }
     apply_options<kVectors>(tile, work.all, nullptr);
     hide_padding<kVectors>(tile);
     if (!state_.plain) {
       online_softmax<kVectors>(tile, work.decay);
-      weights_by_key<Format, kVectors>(work.s, work.first, work.last);
+      weights_by_key<Format, kVectors>(tile.s, tile.first, tile.last);
       return;
     }
     F maximum[kVectors];
     for (int n = 0; n < kVectors; ++n) maximum[n] = minus_infinity();
-    for (int j = work.first; j < work.last; ++j)
+    for (int j = tile.first; j < tile.last; ++j)
       for (int n = 0; n < kVectors; ++n)
-        maximum[n] = max(load(work.s + j * kLd + n * kLanes), maximum[n]);
+        maximum[n] = max(load(tile.s + j * kLd + n * kLanes), maximum[n]);
     // Maxima are of unscaled scores: the largest one's exponent is exactly 0. A row's follows only
     // when its weights would grow by a factor of e^8, so that the sums so far seldom have to be
     // multiplied.
     for (int n = 0; n < kVectors; ++n) {
-      float* of_row = block_.maximum + work.row + n * kLanes;
+      float* of_row = block_.maximum + tile.row + n * kLanes;
       const F old = load(of_row), scale = set(block_.scale);
       const M grows = less(set(8.f), (maximum[n] - old) * scale);
       maximum[n] = select(grows, maximum[n], old);
@@ -127,9 +111,9 @@ class RowTiles {
       sum[n] = work.sum[n];
       shift[n] = work.shift[n];
     }
-    const int begin = work.first + chunk * kTileBlock;
-    u32* pairs = reinterpret_cast<u32*>(work.s) + begin / 2 * kLd;
-    const float* s = work.s + begin * kLd;
+    const int begin = work.tile.first + chunk * kTileBlock;
+    u32* pairs = reinterpret_cast<u32*>(work.tile.s) + begin / 2 * kLd;
+    const float* s = work.tile.s + begin * kLd;
     for (int j = 0; j < kTileBlock; j += kKeys, s += 4 * kLanes, pairs += 2 * kLanes) {
       F p[4];
 #pragma GCC unroll 4
@@ -146,7 +130,7 @@ class RowTiles {
   void end_weights(const Work& work) const {
     if (!state_.plain) return;
     for (int n = 0; n < kVectors; ++n) {
-      float* total = block_.sum + work.row + n * kLanes;
+      float* total = block_.sum + work.tile.row + n * kLanes;
       store(total, fma(load(total), work.decay[n], work.sum[n]));
     }
   }
@@ -154,7 +138,8 @@ class RowTiles {
   // 32 rows of O^T.
   void sum_values(const Work& work, int step) const {
     const int m = step * kTileBlock, dims = min_of(kTileBlock, state_.dims_v - m);
-    float* o_t = state_.o_t + i64{work.row} * state_.stride_o + m * kLd;
+    const ScoreTile& tile = work.tile;
+    float* o_t = state_.o_t + i64{tile.row} * state_.stride_o + m * kLd;
     bool decays = false;
     for (int n = 0; n < kVectors; ++n) decays |= any(less(work.decay[n], set(1.f)));
     if (decays)
@@ -163,9 +148,9 @@ class RowTiles {
           float* c = o_t + i * kLd + n * kLanes;
           store(c, load(c) * work.decay[n]);
         }
-    value_tiles<kVectors>(state_.v.rows_from(work.first, state_.dv) + m * kTileSide,
-                          tile_step(state_.dv), work.last - work.first, round_up(dims, kTileSide),
-                          reinterpret_cast<const u32*>(work.s) + work.first / 2 * kLd, o_t);
+    value_tiles<kVectors>(state_.v.rows_from(tile.first, state_.dv) + m * kTileSide,
+                          tile_step(state_.dv), tile.last - tile.first, round_up(dims, kTileSide),
+                          reinterpret_cast<const u32*>(tile.s) + tile.first / 2 * kLd, o_t);
   }
 
   ForwardState<Format>& state_;

@@ -185,16 +185,12 @@ inline ScoreTile gradient_scores(GradientState<Format>& state, int row, i32 key0
   const RowBlock& block = state.block;
   float* s = state.s + i64{row} * state.block_k;
   ScoreTile tile{&block, row, key0, key0 + keys, 0, 0, s, state.allow, state.block_k};
-  const TileRange range = range_of_rows(block, row, kLd);
-  const i32 low = max_of(range.some.begin, key0), high = min_of(range.some.end, key0 + keys);
-  if (low >= high) return tile;
-  if (block_mask_hides(block, row, min_of(kLd, block.rows - row), {low, high})) return tile;
-  tile.first = (low - key0) / Format::kFirstStep * Format::kFirstStep;
-  tile.last = round_up(high - key0, Format::kLastStep);
+  Range all;
+  if (!find_keys<Format, kVectors>(&tile, &all)) return tile;
   score_product<Format, kVectors>(
       state.k.by_d + tile.first * Panel<Format>::kRowPitch, tile.last - tile.first, state.d,
       state.q_t + i64{row} * state.stride_q, block.scale, s + tile.first * kLd);
-  apply_options<kVectors>(tile, range.all, state.cap);
+  apply_options<kVectors>(tile, all, state.cap);
   if constexpr (Format::kTiled) hide_padding<kVectors>(tile);
   return tile;
 }

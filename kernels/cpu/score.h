@@ -25,6 +25,25 @@ struct ScoreTile {
   int allow_stride;
 };
 
+// Sets the keys [first, last) of the tile to those of [key0, key_end) that some of its rows see,
+// from a multiple of Format::kFirstStep on and up to one of kLastStep, and `all` to the keys that
+// all of its rows see. False where no row sees any.
+template <typename Format, int kVectors>
+ATTENTION_INLINE bool find_keys(ScoreTile* tile, Range* all) {
+  constexpr int kLd = kVectors * kLanes;
+  const RowBlock& block = *tile->block;
+  const TileRange range = range_of_rows(block, tile->row, kLd);
+  const i32 low = max_of(range.some.begin, tile->key0);
+  const i32 high = min_of(range.some.end, tile->key_end);
+  if (low >= high) return false;
+  if (block_mask_hides(block, tile->row, min_of(kLd, block.rows - tile->row), {low, high}))
+    return false;
+  tile->first = (low - tile->key0) / Format::kFirstStep * Format::kFirstStep;
+  tile->last = round_up(high - tile->key0, Format::kLastStep);
+  *all = range.all;
+  return true;
+}
+
 // s = cap * tanh(s / cap); keeps tanh(s / cap) in `tanh_out` where that is given.
 template <int kVectors>
 inline void apply_soft_cap(const ScoreTile& tile, float* tanh_out) {
