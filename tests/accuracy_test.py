@@ -82,3 +82,17 @@ def test_lengths(backend, row):
         **options,
     )
     check_case(case, backend)
+
+
+# Found by random cases: scores of hundreds and thousands, whose rounding alone moves a weight.
+_LARGE_SCORES = (
+    # Keys that compete, few rows: out and the gradients must come from the same weights.
+    Case(b=1, lq=5, lkv=147, hq=4, hkv=2, d=85, dv=16, scale="array", amplitude=15, seed=842),
+    # Keys that win alone: their weight is 1 in both passes, whatever the compiler fuses.
+    Case(b=1, lq=30, lkv=147, hq=2, hkv=1, d=12, dv=24, scale=0.7, amplitude=40, seed=128),
+)
+
+
+@pytest.mark.parametrize("case", _LARGE_SCORES, ids=["competing", "alone"])
+def test_large_scores(backend, case):
+    check_case(case, backend)

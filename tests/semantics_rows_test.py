@@ -232,16 +232,16 @@ def test_one_key_has_weight_one_whatever_its_score(backend, size, sign, scale, d
 @pytest.mark.parametrize("lq", [2, 40])
 def test_one_key_has_weight_one_in_every_path(backend, lq, lkv, dtype):
     """The same with scores of 64 products: few rows may be streamed, and add in another order."""
-    case = Case(b=2, lq=lq, lkv=lkv, hq=4, hkv=2, d=64, dtype=dtype, amplitude=20, scale=1.0)
+    case = Case(b=2, lq=lq, lkv=lkv, hq=4, hkv=2, d=64, dtype=dtype, amplitude=20, scale=0.7)
     # Query i sees key lkv - lq + i alone.
     problem = case.problem().with_arrays(causal=True, bottom_right=True, window=(0, 0))
     dout, dlse = case.cotangents()
     results, gradients = run.vjp(problem, backend, dout, np.zeros_like(dlse))
     query = np.float64(problem.query).reshape(2, lq, 2, 2, 64)
     key = np.float64(problem.key)[:, lkv - lq :, :, None]
-    score = (query * key).sum(-1).reshape(2, lq, 4)
+    score = 0.7 * (query * key).sum(-1).reshape(2, lq, 4)
     largest = np.abs(score).max()
-    assert largest > 5000
+    assert largest > 4000
     rounds = backend.tf32 and dtype == "float32"
     digits = 2e-3 if rounds else {"float32": 1e-6, "bfloat16": 2**-8, "float16": 2**-11}[dtype]
     # A sum of large products of both signs: its rounding is measured by the largest.

@@ -272,6 +272,9 @@ class Tile:
             s = s * spec.scale
         else:
             s = s * loads.scale[..., None, None, None, None]
+        # The maximum keeps compilers from fusing the product into `s - lse` in one place and not in
+        # another: of a score of thousands that alone would move the weight by 1e-3.
+        s = jnp.maximum(s, jnp.finfo(s.dtype).min)
         if spec.soft_cap is not None:
             s = spec.soft_cap * jnp.tanh(s / spec.soft_cap)
         if self.mods.score_mod is not None:

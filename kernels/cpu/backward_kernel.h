@@ -186,30 +186,46 @@ inline void for_each_key_block(const GradientState<Format>& state, const Plan& p
   }
 }
 
-// lse of the rows from the scores as the backward pass sums them up. A forward pass that streamed
-// added in another order, and of scores of thousands that alone would move exp(s - lse) by 1e-3.
+// lse and delta of the rows from the scores and dP as the backward pass sums them up. A forward
+// pass that streamed added in another order: of scores of thousands that alone moves exp(s - lse)
+// by 1e-3, and out with it, so that P (dP - delta) would no longer cancel.
 template <typename Format>
-inline void recompute_lse(GradientState<Format>& state, const Plan& plan) {
+inline void recompute_sums(GradientState<Format>& state, const Plan& plan) {
   const Problem& p = *state.problem;
   RowBlock& block = state.block;
   for (int r = 0; r < block.padded; ++r) {
     block.maximum[r] = -__builtin_inff();
     block.sum[r] = 0.f;
+    // Of rows that count for nothing lse is +inf.
+    if (block.lse[r] != __builtin_inff()) block.delta[r] = 0.f;
   }
   for_each_key_block(state, plan, [&](i32 begin, i32 count, i32 padded) {
     pack_keys(block, p.k, p.k_batch, state.d, begin, count, padded, state.k);
+    pack_keys(block, p.v, p.v_batch, state.dv, begin, count, padded, state.v);
     for_each_row_tile(block.tiled, [&](int row, auto vectors) {
       constexpr int kVectors = decltype(vectors)::value;
+      constexpr int kLd = kVectors * kLanes;
       const ScoreTile tile = gradient_scores<Format, kVectors>(state, row, begin, count);
-      F decay[kVectors];
-      if (tile.first < tile.last) online_softmax<kVectors>(tile, decay);
+      if (tile.first >= tile.last) return;
+      float* dp = state.ds + i64{row} * state.block_k;
+      gradient_of_weights<Format, kVectors>(state, tile, dp);
+      F decay[kVectors], delta[kVectors];
+      online_softmax<kVectors>(tile, decay);
+      for (int n = 0; n < kVectors; ++n) delta[n] = load(block.delta + row + n * kLanes) * decay[n];
+      for (int at = tile.first * kLd; at < tile.last * kLd; at += kLanes) {
+        // A weight of 0 counts for nothing, whatever a key that the row may not see made of dP.
+        const F weight = load(tile.s + at);
+        F& sum = delta[at / kLanes % kVectors];
+        sum = select(equal(weight, zero()), sum, fma(weight, load(dp + at), sum));
+      }
+      for (int n = 0; n < kVectors; ++n) store(block.delta + row + n * kLanes, delta[n]);
     });
   });
   for (int r = 0; r < block.padded; r += kLanes) {
-    const F lse = load(block.lse + r), sum = load(block.sum + r);
-    // Rows that count for nothing keep +inf.
+    const F lse = load(block.lse + r), delta = load(block.delta + r), sum = load(block.sum + r);
     const M used = both(less(lse, set(__builtin_inff())), less(zero(), sum));
     store(block.lse + r, select(used, load(block.maximum + r) + log(sum), lse));
+    store(block.delta + r, select(used, delta / sum, delta));
   }
 }
 
@@ -243,7 +259,7 @@ inline void backward_blocks(const BackwardTask& task) {
     memset(dq_t_all, 0,
            sizeof(float) * static_cast<size_t>(block.padded) * static_cast<size_t>(width_k));
 
-    if (plan.own_lse) recompute_lse(state, plan);
+    if (plan.own_sums) recompute_sums(state, plan);
     for_each_key_block(state, plan, [&](i32 begin, i32 count, i32 padded) {
       pack_keys(block, p.k, p.k_batch, state.d, begin, count, padded, state.k);
       pack_by_row<Side::kLeft>(state.k, padded, state.d);

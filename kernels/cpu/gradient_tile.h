@@ -195,6 +195,15 @@ inline ScoreTile gradient_scores(GradientState<Format>& state, int row, i32 key0
   return tile;
 }
 
+// dP of the tile, before dropout.
+template <typename Format, int kVectors>
+inline void gradient_of_weights(const GradientState<Format>& state, const ScoreTile& tile,
+                                float* dp) {
+  score_product<Format, kVectors>(
+      state.v.by_d + tile.first * Panel<Format>::kRowPitch, tile.last - tile.first, state.dv,
+      state.do_t + i64{tile.row} * state.stride_o, 1.f, dp + tile.first * kVectors * kLanes);
+}
+
 // Fills P (after dropout) and dS with respect to the biased scores for one tile of rows against
 // keys [key0, key0 + keys) of the packed block. Returns the computed interval of the block, empty
 // where the tile sees none of it.
@@ -208,9 +217,7 @@ inline Range gradient_tile(GradientState<Format>& state, int row, i32 key0, int 
   if (first >= last) return {0, 0};
   float* s = tile.s;
   float* ds = state.ds + i64{row} * state.block_k;
-  score_product<Format, kVectors>(state.v.by_d + first * Panel<Format>::kRowPitch, last - first,
-                                  state.dv, state.do_t + i64{row} * state.stride_o, 1.f,
-                                  ds + first * kLd);
+  gradient_of_weights<Format, kVectors>(state, tile, ds);
 
   F lse[kVectors], delta[kVectors], dlse[kVectors];
   for (int n = 0; n < kVectors; ++n) {

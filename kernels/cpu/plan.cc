@@ -266,7 +266,7 @@ Status plan_backward(const Shape& s, const Tuning& tuning, int threads, Plan* pl
     return {};
   }
   choose_blocks(s, tuning, kBackwardRows, kBackwardBlockKeys, plan);
-  plan->own_lse = streams(s);
+  plan->own_sums = streams(s);
 
   // Each split covers every num_splits-th block of queries (so that causal work is even) and owns
   // accumulators for all of dK and dV: no more of them than keep the threads busy.

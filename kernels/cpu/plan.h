@@ -49,9 +49,9 @@ struct Plan {
   i32 num_splits = 1;  // parts of the key axis (forward), of the query axis (backward)
   i32 split_size = 0;  // keys (forward) or query blocks (backward) of one split
   i32 q_blocks = 0;
-  i32 heads = 1;         // key/value heads of one forward task
-  bool own_lse = false;  // the backward pass sums up its own: the forward pass streamed
-  i32 padded_rows = 0;   // rows of one head of a task; not for decode: rounded up to whole tiles
+  i32 heads = 1;          // key/value heads of one forward task
+  bool own_sums = false;  // the backward pass makes its own lse and delta: the forward streamed
+  i32 padded_rows = 0;    // rows of one head of a task; not for decode: rounded up to whole tiles
   Scratch scratch;
   i64 partial_floats = 0;  // of all partial results together
   i64 partial_stride = 0;  // floats of one split's

@@ -208,7 +208,8 @@ ATTENTION_INLINE F log(F x) {
   return fma(n, set(0.693359375f), f + small);
 }
 
-// tanh by a rational minimax approximation in x^2 (relative error 2.5e-7).
+// tanh by a rational minimax approximation in x^2 (relative error 2.5e-7); 1 or -1 from 9 on, where
+// it is so to float32's digits, so that a capped score there has no gradient.
 ATTENTION_INLINE F tanh(F x) {
   x = max(set(-9.f), min(set(9.f), x));
   const F u = x * x;
@@ -222,7 +223,9 @@ ATTENTION_INLINE F tanh(F x) {
   d = fma(d, u, set(2.5871146470308304e-2f));
   d = fma(d, u, set(0.46713048219680786f));
   d = fma(d, u, set(1.f));
-  return x * n / d;
+  const I sign = float_to_bits(x) & float_to_bits(set(-0.f));
+  const F one = bits_to_float(sign | float_to_bits(set(1.f)));
+  return select(equal(absolute(x), set(9.f)), one, x * n / d);
 }
 
 // The high and low halves of the 32 x 32 bit products a * factor.

@@ -234,6 +234,26 @@ TEST(lowest_bias) {
   });
 }
 
+// Scores far beyond the cap are the cap, to the last bit, and have no gradient.
+TEST(saturated_cap) {
+  for_each_isa([](const cpu::Kernels& kernels) {
+    for (const i64 lkv : {70, 200}) {
+      Options o;
+      o.batch = 1;
+      o.lq = 2;
+      o.lkv = lkv;
+      o.soft_cap = 1.f / (1 << 20);
+      const Case c(o);
+      Output output(c);
+      EXPECT(run_case(c, kernels, cpu::InlineExecutor(), {}, &output).empty());
+      for (i64 row = 0; row < Output::rows(c); ++row) {
+        EXPECT(output.dscale.get<float>()[row] == 0);
+        for (i64 d = 0; d < o.d; ++d) EXPECT(output.dq.get<float>()[row * o.d + d] == 0);
+      }
+    }
+  });
+}
+
 TEST(errors) {
   Options o;
   const Case c(o);
