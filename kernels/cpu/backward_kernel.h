@@ -188,7 +188,8 @@ inline void for_each_key_block(const GradientState<Format>& state, const Plan& p
 
 // lse and delta of the rows from the scores and dP as the backward pass sums them up. A forward
 // pass that streamed added in another order: of scores of thousands that alone moves exp(s - lse)
-// by 1e-3, and out with it, so that P (dP - delta) would no longer cancel.
+// by 1e-3, and out with it, so that P (dP - delta) would no longer cancel. No call that streams has
+// dropout, whose dP would be another.
 template <typename Format>
 inline void recompute_sums(GradientState<Format>& state, const Plan& plan) {
   const Problem& p = *state.problem;
